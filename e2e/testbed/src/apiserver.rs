@@ -1,0 +1,1 @@
+//! A double of the API server: ResourceSlices, ResourceClaims, Nodes, Pods over plain HTTP.

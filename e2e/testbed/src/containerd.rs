@@ -1,0 +1,1 @@
+//! A real containerd from Debian's packages, driven over CRI.

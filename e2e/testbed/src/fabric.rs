@@ -1,0 +1,1 @@
+//! Scratch nodes: network namespaces with NICs on a fabric of bridges.

@@ -1,0 +1,1 @@
+//! A double of the kubelet's plugin manager and DRA client.

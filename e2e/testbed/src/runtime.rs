@@ -1,0 +1,1 @@
+//! A double of the container runtime's side of NRI.

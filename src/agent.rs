@@ -1,0 +1,1 @@
+//! Starts the legs in order, stops them in order; nothing else.

@@ -1,0 +1,1 @@
+//! Carries plans out and undoes them, and keeps the ledger true.

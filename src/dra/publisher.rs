@@ -1,0 +1,1 @@
+//! Keeps this node's ResourceSlices as they should be.

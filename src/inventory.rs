@@ -1,0 +1,82 @@
+//! Links and PCI functions as DRA devices with attributes.
+
+pub mod hardware;
+pub mod scan;
+pub mod sysfs;
+pub mod watch;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::names::DeviceName;
+use crate::netdev::Link;
+
+pub use hardware::HardwareId;
+
+/// Value of a device attribute. Strings have at most 64 bytes (`DeviceAttributeMaxValueLength`, `k8s.io/api/resource/v1`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Attribute {
+    /// `bool`.
+    Bool(bool),
+    /// `int`.
+    Int(i64),
+    /// `string`.
+    String(String),
+}
+
+/// Qualified name → value. Names without a domain belong to the driver's own.
+pub type Attributes = BTreeMap<String, Attribute>;
+
+/// A device that this node offers, or has lent to a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Name in the ResourceSlice.
+    pub name: DeviceName,
+    /// What it is, whatever it is called at the moment.
+    pub hardware: HardwareId,
+    /// The link on the host; none while a pod has it.
+    pub link: Option<Link>,
+    /// Attributes without a domain are in the driver's own.
+    pub attributes: Attributes,
+}
+
+/// A link that is there, but not offered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Withheld {
+    /// Its name on the host.
+    pub link: String,
+    /// Why, for people.
+    pub reason: String,
+}
+
+/// A device that is lent to a pod: it stays published as it was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lent {
+    /// Name in the ResourceSlice.
+    pub name: DeviceName,
+    /// What it is.
+    pub hardware: HardwareId,
+    /// As published when it was lent.
+    pub attributes: Attributes,
+}
+
+/// What one scan found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Scan {
+    /// Sorted by name; names are unique.
+    pub devices: Vec<Device>,
+    /// Sorted by name.
+    pub withheld: Vec<Withheld>,
+    /// What could not be looked up (and so kept devices back), for the log.
+    pub problems: Vec<String>,
+}
+
+impl Scan {
+    /// The device called `name`.
+    #[must_use]
+    pub fn device(&self, name: &DeviceName) -> Option<&Device> {
+        self.devices.iter().find(|d| &d.name == name)
+    }
+}

@@ -1,0 +1,8 @@
+//! The durable record of what we meant to do: one JSON file per claim.
+
+mod file;
+pub mod record;
+mod store;
+
+pub use record::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Phase, PodRef, StepTime};
+pub use store::{Durability, Ledger, LedgerError, Quarantined};

@@ -1,0 +1,1 @@
+//! The file format: an envelope with version and checksum around the record. Pure.

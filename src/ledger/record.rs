@@ -1,0 +1,125 @@
+//! What is recorded of a claim.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::attach::Plan;
+use crate::inventory::{Attributes, HardwareId};
+use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
+use crate::netdev::HostState;
+use crate::netns::NetnsId;
+
+/// Which claim.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ClaimRef {
+    /// Namespace of the ResourceClaim.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: ClaimUid,
+}
+
+impl std::fmt::Display for ClaimRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{} ({})", self.namespace, self.name, self.uid)
+    }
+}
+
+/// Which pod the claim is reserved for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodRef {
+    /// Its name, from the claim's `reservedFor`.
+    pub name: String,
+    /// Its UID.
+    pub uid: PodUid,
+}
+
+/// How far a device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Phase {
+    /// Planned, host state recorded, link down; still on the host.
+    Prepared,
+    /// On its way into a sandbox: it may be on either side.
+    Attaching,
+    /// In the sandbox, configured.
+    Attached,
+    /// On its way back: it may be on either side.
+    Releasing,
+    /// Back on the host, as it was, waiting for unprepare.
+    Released,
+}
+
+/// The sandbox a device is in, or on its way into or out of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Attachment {
+    /// The runtime's id.
+    pub sandbox: SandboxId,
+    /// Path of the network namespace, as the runtime gave it.
+    pub netns_path: PathBuf,
+    /// Its identity then: a path may lead to another namespace later.
+    pub netns: NetnsId,
+    /// Index of the link in the pod.
+    pub index: u32,
+}
+
+/// How long a step took.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepTime {
+    /// [`crate::attach::Step::kind`], or `capture`, `down`, `restore`.
+    pub step: String,
+    /// Microseconds.
+    pub micros: u64,
+}
+
+/// One device of a claim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceRecord {
+    /// The claim's request that it serves, as in the allocation result (`request` or `request/subrequest`).
+    pub request: String,
+    /// Pool name.
+    pub pool: String,
+    /// Device name.
+    pub device: DeviceName,
+    /// What it is, wherever it is.
+    pub hardware: HardwareId,
+    /// As published when it was lent.
+    pub attributes: Attributes,
+    /// What it was on the host.
+    pub host: HostState,
+    /// What shall happen to it.
+    pub plan: Plan,
+    /// How far it is.
+    pub phase: Phase,
+    /// Where it is, unless `Prepared` or `Released`.
+    #[serde(default)]
+    pub attachment: Option<Attachment>,
+    /// Times of the last steps.
+    #[serde(default)]
+    pub times: Vec<StepTime>,
+    /// What failed last, for people.
+    #[serde(default)]
+    pub last_error: Option<String>,
+    /// When the phase was entered: milliseconds since 1970.
+    pub since_unix_ms: u64,
+}
+
+/// Everything we know of a prepared claim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimRecord {
+    /// Which claim.
+    pub claim: ClaimRef,
+    /// Which pod.
+    pub pod: PodRef,
+    /// Grows with each write.
+    pub generation: u64,
+    /// Boot id of the machine when it was prepared (`/proc/sys/kernel/random/boot_id`).
+    pub boot_id: String,
+    /// Its devices of ours, in the order of the allocation result.
+    pub devices: Vec<DeviceRecord>,
+}

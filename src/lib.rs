@@ -1,0 +1,19 @@
+//! Dranic: a Kubernetes DRA network driver with a built-in NRI leg.
+//!
+//! The rooms, and who may call whom: [`dra`] and [`nri`] are the two legs and call [`attach`]; `attach` calls [`netdev`] and
+//! [`ledger`]; [`inventory`] reads `netdev`. Nothing in [`netlink`], [`netns`] or `netdev` knows Kubernetes, nothing in `nri`
+//! knows netlink. `docs/architecture.md` has the data flow and the promises.
+
+pub mod agent;
+pub mod attach;
+pub mod cli;
+pub mod config;
+pub mod dra;
+pub mod inventory;
+pub mod ledger;
+pub mod names;
+pub mod netdev;
+pub mod netlink;
+pub mod netns;
+pub mod nri;
+pub mod telemetry;

@@ -1,0 +1,22 @@
+//! Links over rtnetlink: what they are, what the host gave them, moving them, giving it back.
+//!
+//! Knows nothing of Kubernetes. All types that the ledger keeps derive `Serialize`; those that come from the kernel are our own,
+//! so that the netlink crates' types stay inside this room.
+
+pub mod address;
+pub mod host_state;
+pub mod link;
+pub mod monitor;
+pub mod moves;
+pub mod neighbour;
+pub mod route;
+pub mod rule;
+pub mod sysctl;
+pub mod uplink;
+
+pub use address::Address;
+pub use host_state::{Difference, HostState, RestoreReport};
+pub use link::{Link, LinkAddress};
+pub use neighbour::Neighbour;
+pub use route::{NextHop, Route};
+pub use rule::Rule;

@@ -1,0 +1,180 @@
+//! A link as the kernel describes it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use crate::netlink::{NetlinkError, RouteSocket};
+
+/// A link-layer address of up to 32 bytes (`MAX_ADDR_LEN`, `linux/netdevice.h`): 6 for Ethernet, 20 for InfiniBand.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct LinkAddress(Vec<u8>);
+
+/// Why a text is not a link-layer address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a link-layer address (write 02:00:00:00:00:05)")]
+pub struct LinkAddressError(pub String);
+
+impl LinkAddress {
+    /// Takes the bytes as they are.
+    #[must_use]
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Display for LinkAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, byte) in self.0.iter().enumerate() {
+            write!(f, "{}{byte:02x}", if i == 0 { "" } else { ":" })?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for LinkAddress {
+    type Err = LinkAddressError;
+    fn from_str(text: &str) -> Result<Self, LinkAddressError> {
+        let bytes: Option<Vec<u8>> =
+            text.split([':', '-']).map(|p| if p.len() == 2 { u8::from_str_radix(p, 16).ok() } else { None }).collect();
+        match bytes {
+            Some(bytes) if bytes.len() >= 6 && bytes.len() <= 32 => Ok(Self(bytes)),
+            _ => Err(LinkAddressError(text.chars().take(64).collect())),
+        }
+    }
+}
+
+impl TryFrom<String> for LinkAddress {
+    type Error = LinkAddressError;
+    fn try_from(text: String) -> Result<Self, LinkAddressError> {
+        text.parse()
+    }
+}
+
+impl From<LinkAddress> for String {
+    fn from(address: LinkAddress) -> Self {
+        address.to_string()
+    }
+}
+
+/// The bus device a link belongs to (`IFLA_PARENT_DEV_BUS_NAME`, `IFLA_PARENT_DEV_NAME`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParentDevice {
+    /// `pci`, `virtio`, `vmbus`, …
+    pub bus: String,
+    /// `0000:8a:00.0`, `virtio0`, …
+    pub name: String,
+}
+
+/// A link, with what discovery, the plan and the move need to know of it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Link {
+    /// Index in its namespace (`ifi_index`).
+    pub index: u32,
+    /// `IFLA_IFNAME`.
+    pub name: String,
+    /// `IFLA_PROP_LIST` / `IFLA_ALT_IFNAME`.
+    pub alt_names: Vec<String>,
+    /// `IFLA_IFALIAS`.
+    pub alias: Option<String>,
+    /// `IFLA_INFO_KIND`: `veth`, `macvlan`, …; none for a hardware device.
+    pub kind: Option<String>,
+    /// `ARPHRD_*` (`ifi_type`): 1 Ethernet, 32 InfiniBand, 772 loopback.
+    pub arphrd: u16,
+    /// `IFF_*` (`ifi_flags`, `linux/if.h`).
+    pub flags: u32,
+    /// `IFLA_MTU`, bytes.
+    pub mtu: u32,
+    /// `IFLA_MIN_MTU`, bytes.
+    pub min_mtu: Option<u32>,
+    /// `IFLA_MAX_MTU`, bytes; 0 or none where the driver gives no limit.
+    pub max_mtu: Option<u32>,
+    /// `IFLA_ADDRESS`.
+    pub address: Option<LinkAddress>,
+    /// `IFLA_PERM_ADDRESS`: what the hardware came with.
+    pub perm_address: Option<LinkAddress>,
+    /// `IFLA_OPERSTATE` in words: `up`, `down`, `unknown`, `dormant`, `lowerlayerdown`, `testing`, `notpresent`.
+    pub oper_state: String,
+    /// `IFLA_MASTER`: the bridge, bond, team or VRF it is enslaved to.
+    pub master: Option<u32>,
+    /// `IFLA_LINK`: the lower link (of a vlan, macvlan) or the peer (of a veth), an index in `link_netnsid` if that is set.
+    pub parent: Option<u32>,
+    /// `IFLA_LINK_NETNSID`: the namespace `parent` is in, when it is not this one.
+    pub link_netnsid: Option<i32>,
+    /// The bus device behind the link.
+    pub parent_device: Option<ParentDevice>,
+    /// `IFLA_TXQLEN`, packets.
+    pub tx_queue_len: Option<u32>,
+    /// `IFLA_GROUP`.
+    pub group: u32,
+    /// `IFLA_PHYS_PORT_NAME` (`p0`, `pf0vf1`), where the driver gives one.
+    pub phys_port_name: Option<String>,
+}
+
+/// `IFF_UP`, `linux/if.h`.
+pub const IFF_UP: u32 = 1;
+/// `IFF_LOOPBACK`, `linux/if.h`.
+pub const IFF_LOOPBACK: u32 = 1 << 3;
+/// `IFF_PROMISC`, `linux/if.h`.
+pub const IFF_PROMISC: u32 = 1 << 8;
+/// `IFF_ALLMULTI`, `linux/if.h`.
+pub const IFF_ALLMULTI: u32 = 1 << 9;
+
+impl Link {
+    /// Whether the link is administratively up.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.flags & IFF_UP != 0
+    }
+
+    /// Whether it is a loopback link.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        self.flags & IFF_LOOPBACK != 0
+    }
+}
+
+/// All links of the socket's namespace.
+///
+/// # Errors
+/// As [`RouteSocket::dump`].
+pub fn list(socket: &mut RouteSocket, deadline: Instant) -> Result<Vec<Link>, NetlinkError> {
+    let _ = (socket, deadline);
+    todo!()
+}
+
+/// The link with `index`, or none when there is none.
+///
+/// # Errors
+/// As [`RouteSocket::get`], but a link that is not there is `Ok(None)`.
+pub fn by_index(socket: &mut RouteSocket, index: u32, deadline: Instant) -> Result<Option<Link>, NetlinkError> {
+    let _ = (socket, index, deadline);
+    todo!()
+}
+
+/// The link called `name` (its name, or one of its altnames), or none when there is none.
+///
+/// # Errors
+/// As [`by_index`].
+pub fn by_name(socket: &mut RouteSocket, name: &str, deadline: Instant) -> Result<Option<Link>, NetlinkError> {
+    let _ = (socket, name, deadline);
+    todo!()
+}
+
+/// Sets the link administratively up or down.
+///
+/// # Errors
+/// As [`RouteSocket::request`].
+pub fn set_up(socket: &mut RouteSocket, index: u32, up: bool, deadline: Instant) -> Result<(), NetlinkError> {
+    let _ = (socket, index, up, deadline);
+    todo!()
+}

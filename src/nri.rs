@@ -1,0 +1,87 @@
+//! The runtime's side: mux, ttrpc session, deadlines, and the sandbox hooks as a trait.
+//!
+//! Knows the protocol, nothing of netlink and nothing of claims.
+
+pub mod dispatch;
+pub mod mux;
+pub mod session;
+
+use std::future::Future;
+use std::time::Instant;
+
+/// Generated from `proto/nri.proto`.
+#[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
+pub mod proto {
+    include!(concat!(env!("OUT_DIR"), "/nri/nri.pkg.api.v1alpha1.rs"));
+}
+
+/// A pod sandbox as a hook sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Sandbox {
+    /// The runtime's id.
+    pub id: String,
+    /// Pod name.
+    pub name: String,
+    /// Pod namespace.
+    pub namespace: String,
+    /// Pod UID.
+    pub uid: String,
+    /// Path of the network namespace; none for a pod on the host's network, and in some runtimes' Stop and Remove.
+    pub netns: Option<String>,
+    /// Process id of the pause container, 0 where unknown.
+    pub pid: u32,
+}
+
+/// A container as a hook sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Container {
+    /// The runtime's id.
+    pub id: String,
+    /// Id of its sandbox.
+    pub sandbox: String,
+    /// Name in the pod.
+    pub name: String,
+    /// Fully qualified CDI names it was given (runtimes with NRI 0.12 or later).
+    pub cdi_devices: Vec<String>,
+    /// `ContainerState`: 1 created, 2 paused, 3 running, 4 stopped.
+    pub state: i32,
+}
+
+/// Why a hook refuses. The text goes to the pod's event, so it names driver, pod, device, step, cause and what to do: the
+/// runtime adds nothing to it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct HookError(pub String);
+
+/// What the hooks do. One implementation, in the agent; tests have their own.
+///
+/// Every call runs in a task of its own that the wire cannot cancel. Calls for one pod can overlap (a kept time-out, a Stop while
+/// Run still works): the implementation orders them.
+pub trait SandboxHandler: Send + Sync + 'static {
+    /// Whether this pod has anything to do with us. Called for every request, on the connection's task: a map look-up, no I/O.
+    /// Only pods for which this is true reach `run_pod_sandbox` and `create_container`.
+    fn is_ours(&self, pod_uid: &str) -> bool;
+
+    /// A sandbox was made. Must end before `deadline`, which already leaves the margin for the answer.
+    fn run_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> impl Future<Output = Result<(), HookError>> + Send;
+
+    /// A container is about to be made.
+    fn create_container(
+        &self,
+        sandbox: Sandbox,
+        container: Container,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<(), HookError>> + Send;
+
+    /// A sandbox stops. Never an error; what takes long goes on in the background.
+    fn stop_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> impl Future<Output = ()> + Send;
+
+    /// A sandbox is removed. Never an error.
+    fn remove_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> impl Future<Output = ()> + Send;
+
+    /// All sandboxes and containers the runtime has, after each (re)connect. Must return at once; work goes on in the background.
+    fn synchronize(&self, sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> impl Future<Output = ()> + Send;
+
+    /// The connection is up and synchronised, or gone; `detail` says to whom, or why not.
+    fn connection(&self, up: bool, detail: &str);
+}

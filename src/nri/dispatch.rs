@@ -1,0 +1,1 @@
+//! From a ttrpc request to the handler and back, inside the deadline.

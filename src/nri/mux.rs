@@ -1,0 +1,1 @@
+//! Two logical connections over one socket (`docs/architecture.md`; NRI package `net/multiplex`).

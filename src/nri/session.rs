@@ -1,0 +1,1 @@
+//! Connect, register, serve, and again when the connection ends.
