@@ -1,6 +1,7 @@
 //! The durable record of what we meant to do: one JSON file per claim.
 
 mod file;
+mod folder;
 pub mod record;
 mod store;
 
