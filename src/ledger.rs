@@ -7,3 +7,6 @@ mod store;
 
 pub use record::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Phase, PodRef, StepTime};
 pub use store::{Durability, Ledger, LedgerError, Quarantined};
+
+#[cfg(test)]
+mod tests;
