@@ -9,6 +9,7 @@ pub mod link;
 pub mod monitor;
 pub mod moves;
 pub mod neighbour;
+mod raw;
 pub mod route;
 pub mod rule;
 pub mod sysctl;

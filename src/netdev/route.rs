@@ -1,13 +1,21 @@
 //! Routes of every table.
 
+mod codec;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
 use std::net::IpAddr;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use netlink_packet_route::route::RouteMessage;
+use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use serde::{Deserialize, Serialize};
 
-use crate::netlink::{NetlinkError, Request, RouteSocket};
+pub use codec::{add_request, delete_request, from_message};
+
+use crate::netlink::{NetlinkError, RouteSocket};
 
 /// `RT_TABLE_MAIN`, `linux/rtnetlink.h`.
 pub const TABLE_MAIN: u32 = 254;
@@ -32,6 +40,17 @@ pub struct NextHop {
     pub weight: u16,
     /// `RTNH_F_ONLINK`.
     pub onlink: bool,
+    /// As [`Route::other`], for this next hop.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub other: String,
+}
+
+impl NextHop {
+    /// A plain next hop of weight 1.
+    #[must_use]
+    pub fn by(index: u32, gateway: Option<IpAddr>) -> Self {
+        Self { index, gateway, weight: 1, onlink: false, other: String::new() }
+    }
 }
 
 /// A route as `RTM_GETROUTE` shows it.
@@ -39,6 +58,9 @@ pub struct NextHop {
 pub struct Route {
     /// `RTA_DST`; `0.0.0.0/0` or `::/0` for a default route.
     pub destination: IpNet,
+    /// `RTA_SRC`, IPv6 only: the route is only for packets from there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<IpNet>,
     /// `RTA_TABLE`.
     pub table: u32,
     /// `RTA_GATEWAY` or `RTA_VIA`.
@@ -69,7 +91,7 @@ pub struct Route {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub next_hops: Vec<NextHop>,
     /// Hex of the attributes above none covers (encapsulation, `RTA_PREF`, …), as the kernel sent them, in the order of their
-    /// numbers; given back byte for byte.
+    /// numbers; given back byte for byte. A route that ends by itself (IPv6) has its seconds here, as `RTA_EXPIRES`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub other: String,
 }
@@ -80,6 +102,7 @@ impl Route {
     pub fn to(destination: IpNet) -> Self {
         Self {
             destination,
+            from: None,
             table: TABLE_MAIN,
             gateway: None,
             source: None,
@@ -100,36 +123,118 @@ impl Route {
     pub fn is_default(&self) -> bool {
         self.destination.prefix_len() == 0
     }
+
+    /// True for IPv6.
+    #[must_use]
+    pub fn is_ipv6(&self) -> bool {
+        matches!(self.destination, IpNet::V6(_))
+    }
+
+    /// Seconds until the kernel drops it, as they were when it was read; none for a route that stays.
+    #[must_use]
+    pub fn expires(&self) -> Option<u32> {
+        codec::expires(&self.other)
+    }
+
+    /// Whether the kernel takes both for one: same destination, source, table, metric and type of service.
+    #[must_use]
+    pub fn same_key(&self, other: &Self) -> bool {
+        let key = |r: &Self| (r.destination.trunc(), r.from, r.table, r.metric.unwrap_or(0), r.tos);
+        key(self) == key(other)
+    }
 }
 
-/// Reads the kernel's form: the links it leaves by (one, or those of the next hops; none for a blackhole), and the route.
-/// None when the message can't be read as an IP route.
-#[must_use]
-pub fn from_message(message: &RouteMessage) -> Option<(Vec<u32>, Route)> {
-    let _ = message;
-    todo!()
+impl fmt::Display for Route {
+    /// As `ip route` would show it: `10.0.0.0/8 via 192.0.2.1 table 100 metric 50`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.destination)?;
+        let optional: [(&str, Option<String>); 4] = [
+            ("from", self.from.map(|n| n.to_string())),
+            ("via", self.gateway.map(|ip| ip.to_string())),
+            ("src", self.source.map(|ip| ip.to_string())),
+            ("metric", self.metric.map(|m| m.to_string())),
+        ];
+        for (name, value) in optional {
+            if let Some(value) = value {
+                write!(f, " {name} {value}")?;
+            }
+        }
+        if self.table != TABLE_MAIN {
+            write!(f, " table {}", self.table)?;
+        }
+        write!(f, " proto {} scope {}", self.protocol, self.scope)?;
+        if self.kind != 1 {
+            write!(f, " type {}", self.kind)?;
+        }
+        if self.tos != 0 {
+            write!(f, " tos {:#x}", self.tos)?;
+        }
+        if self.onlink {
+            f.write_str(" onlink")?;
+        }
+        for (number, value) in &self.metrics {
+            write!(f, " rtax{number} {value}")?;
+        }
+        for hop in &self.next_hops {
+            write!(f, " nexthop {hop}")?;
+        }
+        if !self.other.is_empty() {
+            write!(f, " other {}", self.other)?;
+        }
+        Ok(())
+    }
 }
 
-/// The request that adds `route` by the link with `index`. With `replace`, an equal one (same destination, table, metric, tos)
-/// is replaced; otherwise it is an error (`EEXIST`).
-#[must_use]
-pub fn add_request(index: u32, route: &Route, replace: bool) -> Request {
-    let _ = (index, route, replace);
-    todo!()
+impl fmt::Display for NextHop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(gateway) = self.gateway {
+            write!(f, "via {gateway} ")?;
+        }
+        write!(f, "link {} weight {}", self.index, self.weight)?;
+        if self.onlink {
+            f.write_str(" onlink")?;
+        }
+        if !self.other.is_empty() {
+            write!(f, " other {}", self.other)?;
+        }
+        Ok(())
+    }
 }
 
-/// The request that deletes `route` from the link with `index`.
-#[must_use]
-pub fn delete_request(index: u32, route: &Route) -> Request {
-    let _ = (index, route);
-    todo!()
-}
-
-/// All routes of both families and every table but the cache, each with the indices of the links it leaves by.
+/// All routes of both families and every table but `local`, each with the indices of the links it leaves by. Left out are the
+/// cache and what the kernel makes for its own addresses elsewhere than in `local` (in the table of a VRF).
 ///
 /// # Errors
 /// As [`RouteSocket::dump`].
 pub fn list(socket: &mut RouteSocket, deadline: Instant) -> Result<Vec<(Vec<u32>, Route)>, NetlinkError> {
-    let _ = (socket, deadline);
-    todo!()
+    list_of(socket, None, deadline)
+}
+
+/// The routes of one link, or of all.
+pub(super) fn list_of(
+    socket: &mut RouteSocket,
+    index: Option<u32>,
+    deadline: Instant,
+) -> Result<Vec<(Vec<u32>, Route)>, NetlinkError> {
+    let mut found = Vec::new();
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family;
+        message.attributes.extend(index.map(RouteAttribute::Oif));
+        for reply in super::raw::dump(socket, RouteNetlinkMessage::GetRoute(message), deadline)? {
+            let RouteNetlinkMessage::NewRoute(reply) = reply else { continue };
+            if reply.header.address_family != family || reply.header.flags.contains(RouteFlags::Cloned) {
+                continue;
+            }
+            found.extend(
+                from_message(&reply).filter(|(links, route)| !is_kernels_own(route) && index.is_none_or(|i| links.contains(&i))),
+            );
+        }
+    }
+    Ok(found)
+}
+
+/// Table `local`, and local, broadcast, anycast and multicast routes (`RTN_*` 2 to 5) that the kernel made.
+fn is_kernels_own(route: &Route) -> bool {
+    route.table == TABLE_LOCAL || (route.protocol == PROTO_KERNEL && (2..=5).contains(&route.kind))
 }
