@@ -1,0 +1,91 @@
+//! `dranic devices`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::output::{print, table};
+use super::{Failure, Output};
+use crate::inventory::scan::{self, ScanOptions};
+use crate::inventory::sysfs::Sysfs;
+use crate::inventory::{Attribute, Attributes, Device, Scan, Withheld};
+
+/// Flags of `dranic devices`.
+#[derive(Debug, Args)]
+pub(super) struct DevicesArgs {
+    /// Offer veth links too (see `dranic agent --help`).
+    #[arg(long, env = "DRANIC_OFFER_VETH")]
+    offer_veth: bool,
+
+    /// Output format.
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Output,
+
+    /// Root of sysfs.
+    #[arg(long, env = "DRANIC_SYSFS", default_value = "/sys", value_name = "DIR", hide = true)]
+    sysfs: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    devices: Vec<JsonDevice<'a>>,
+    withheld: &'a [Withheld],
+    problems: &'a [String],
+}
+
+#[derive(Serialize)]
+struct JsonDevice<'a> {
+    name: &'a str,
+    attributes: &'a Attributes,
+}
+
+pub(super) fn run(args: &DevicesArgs) -> Result<(), Failure> {
+    let options = ScanOptions { offer_veth: args.offer_veth };
+    let scan = scan::once(&Sysfs::new(&args.sysfs), &options).map_err(|e| Failure { code: super::EXIT_FAILURE, message: e })?;
+    match args.output {
+        Output::Json => {
+            let devices = scan.devices.iter().map(|d| JsonDevice { name: d.name.as_str(), attributes: &d.attributes }).collect();
+            let json = Json { devices, withheld: &scan.withheld, problems: &scan.problems };
+            let text = serde_json::to_string_pretty(&json);
+            println!("{}", text.map_err(|e| Failure { code: super::EXIT_FAILURE, message: e.to_string() })?);
+        }
+        Output::Table => show(&scan),
+    }
+    Ok(())
+}
+
+fn show(scan: &Scan) {
+    if scan.devices.is_empty() {
+        println!("This node would publish no device.");
+    } else {
+        let mut rows = table(&["DEVICE", "LINK", "TYPE", "STATE", "MTU", "PCI", "NUMA", "RDMA"]);
+        for device in &scan.devices {
+            rows.add_row(row(device));
+        }
+        print(&rows);
+    }
+    if !scan.withheld.is_empty() {
+        println!();
+        let mut rows = table(&["NOT OFFERED", "REASON"]);
+        for link in &scan.withheld {
+            rows.add_row([&link.link, &link.reason]);
+        }
+        print(&rows);
+    }
+    for problem in &scan.problems {
+        println!("\nproblem: {problem}");
+    }
+}
+
+fn row(device: &Device) -> [String; 8] {
+    let get = |key: &str| {
+        device.attributes.get(key).map_or_else(String::new, |value| match value {
+            Attribute::Bool(b) => b.to_string(),
+            Attribute::Int(i) => i.to_string(),
+            Attribute::String(s) => s.clone(),
+        })
+    };
+    let rdma = if get("rdmaDevice").is_empty() { get("rdma") } else { get("rdmaDevice") };
+    [device.name.to_string(), get("ifName"), get("type"), get("state"), get("mtu"), get("pciAddress"), get("numaNode"), rdma]
+}
