@@ -1,0 +1,193 @@
+//! The scratch node: namespaces of its own around everything, and a folder that holds all state.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::Kit;
+
+const SCRIPT: &str = include_str!("node.sh");
+
+/// How long the kernel may take to end a killed process, and to let go of its cgroups.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// A set of namespaces (mount, net, pid, uts, ipc) held by one process whose end is the end of all that runs in them.
+#[derive(Debug)]
+pub(super) struct Node {
+    /// `unshare`: in the node's namespaces itself, but for the pid namespace.
+    process: Child,
+    scratch: PathBuf,
+}
+
+impl Node {
+    /// Makes the scratch folder, lets `fill` put configuration there, and starts the node.
+    pub(super) fn start(kit: &Kit, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<Self> {
+        let scratch = make_scratch()?;
+        match fill(&scratch).and_then(|()| spawn(kit, &scratch)) {
+            Ok(process) => Ok(Self { process, scratch }),
+            Err(error) => {
+                remove_scratch(&scratch);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn scratch(&self) -> &Path {
+        &self.scratch
+    }
+
+    /// The handle of one of the node's namespaces: `net`, `mnt`, `pid_for_children`, ...
+    pub(super) fn namespace(&self, kind: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/{kind}", self.process.id()))
+    }
+
+    /// The cgroup under which all containers' cgroups are, relative to each hierarchy's root.
+    pub(super) fn cgroup(&self) -> String {
+        let name = self.scratch.file_name().unwrap_or_default().to_string_lossy();
+        format!("/{name}")
+    }
+
+    /// How the node ended, if it did.
+    pub(super) fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        Ok(self.process.try_wait()?)
+    }
+
+    /// The host's pids of all processes in the node.
+    pub(super) fn processes(&self) -> Vec<u32> {
+        let Ok(ours) = std::fs::read_link(self.namespace("pid_for_children")) else { return Vec::new() };
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        processes
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .filter(|pid: &u32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|theirs| theirs == ours))
+            .collect()
+    }
+
+    pub(super) fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("nsenter");
+        for (option, kind) in [("mount", "mnt"), ("net", "net"), ("pid", "pid_for_children"), ("uts", "uts"), ("ipc", "ipc")] {
+            command.arg(format!("--{option}={}", self.namespace(kind).display()));
+        }
+        // nsenter forks to get into the pid namespace: without a parent-death signal, killing it would leave the program behind.
+        command.args(["--", "setpriv", "--pdeathsig", "KILL", "--"]).arg(program);
+        command
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take()); // process 1 sees it and ends; the kernel then kills all the others, and unshare returns
+        if !wait(&mut self.process) {
+            let _ = self.process.kill(); // takes process 1 with it (--kill-child)
+            let _ = self.process.wait();
+        }
+        remove_cgroups(&self.cgroup());
+        remove_scratch(&self.scratch);
+    }
+}
+
+/// In /tmp whatever TMPDIR says: socket paths must stay short, and /run and /var/lib are replaced in the node.
+fn make_scratch() -> anyhow::Result<PathBuf> {
+    let scratch = tempfile::Builder::new().prefix("dranic-node-").tempdir_in("/tmp").context("scratch folder in /tmp")?;
+    Ok(scratch.keep())
+}
+
+fn spawn(kit: &Kit, scratch: &Path) -> anyhow::Result<Child> {
+    let log = File::create(scratch.join("node.log"))?;
+    Command::new("unshare")
+        .args(["--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child=KILL", "--mount-proc", "--"])
+        .args(["sh", "-c", SCRIPT, "node"])
+        .args([scratch, kit.dir()])
+        .current_dir("/")
+        .env_remove("NOTIFY_SOCKET")
+        .stdin(Stdio::piped())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .context("unshare (package util-linux)")
+}
+
+fn wait(process: &mut Child) -> bool {
+    let end = Instant::now() + END_LIMIT;
+    while Instant::now() < end {
+        if !matches!(process.try_wait(), Ok(None)) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    false
+}
+
+/// Removes the scratch folder, unless something is mounted in it: then it may hold the host's own folders.
+fn remove_scratch(scratch: &Path) {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    if mounts.is_empty() || mounts.contains(&*scratch.to_string_lossy()) {
+        eprintln!("not removed, for there are mounts in it: {}", scratch.display());
+        return;
+    }
+    if let Err(error) = std::fs::remove_dir_all(scratch) {
+        eprintln!("{} stays behind: {error}", scratch.display());
+    }
+}
+
+/// Removes `group` from every cgroup hierarchy (one of v2, or each one of v1). The kernel frees the groups of processes that
+/// have just been killed with some delay.
+fn remove_cgroups(group: &str) {
+    let root = Path::new("/sys/fs/cgroup");
+    let hierarchies = std::fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    let groups: Vec<PathBuf> =
+        hierarchies.chain([root.to_owned()]).map(|hierarchy| hierarchy.join(group.trim_start_matches('/'))).collect();
+    let end = Instant::now() + END_LIMIT;
+    while Instant::now() < end {
+        groups.iter().for_each(|group| remove_cgroup(group));
+        if !groups.iter().any(|group| group.exists()) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    eprintln!("cgroup {group} stays behind");
+}
+
+fn remove_cgroup(group: &Path) {
+    for child in std::fs::read_dir(group).into_iter().flatten().flatten() {
+        if child.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_cgroup(&child.path());
+        }
+    }
+    let _ = std::fs::remove_dir(group); // not yet, or not there: the caller looks
+}
+
+/// Asks the program that [`Node::command`] started to end (SIGTERM), and waits for it.
+pub(super) fn terminate(process: &mut Child, limit: Duration) -> anyhow::Result<ExitStatus> {
+    let nsenter = process.id();
+    let program = child_of(nsenter).with_context(|| format!("nsenter {nsenter} has no program (ended already?)"))?;
+    kill(Pid::from_raw(program), Signal::SIGTERM).context("SIGTERM")?;
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(status) = process.try_wait()? {
+            return Ok(status);
+        }
+        if Instant::now() >= end {
+            let _ = process.kill();
+            let _ = process.wait();
+            bail!("still running {limit:?} after SIGTERM, killed");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The first process whose parent is `parent`.
+fn child_of(parent: u32) -> Option<i32> {
+    let processes = std::fs::read_dir("/proc").ok()?;
+    processes.flatten().find_map(|entry| {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        // pid (name) state parent ...; the name may hold anything, so count from its end
+        let parent_field = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?;
+        (parent_field == parent.to_string()).then_some(pid)
+    })
+}
