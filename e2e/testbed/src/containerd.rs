@@ -2,14 +2,15 @@
 //!
 //! The node is a set of namespaces (mount, net, pid, uts, ipc) with production's paths inside: `/run/containerd/containerd.sock`,
 //! `/run/nri/nri.sock`, `/run/cdi`, `/var/lib/kubelet`, `/var/run/netns/...`. What is made under `/run` and `/var/lib` lies in a
-//! scratch folder; the rest of the file system is the host's. When the [`Containerd`] is dropped, or the test's process dies,
-//! all processes, mounts, links and cgroups of the node are gone.
+//! scratch folder; the rest of the file system is the host's. When the [`Containerd`] is dropped, all processes, mounts, links,
+//! cgroups and files of the node are gone. When the test's process is killed, files and empty cgroups wait for the next start.
 
 mod config;
 mod cri;
 mod image;
 mod kit;
 mod node;
+mod scratch;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -196,7 +197,10 @@ impl Containerd {
     fn import_images(&self, kit: &Kit) -> anyhow::Result<()> {
         let archive = self.scratch().join("images.tar");
         let archive = archive.to_str().context("scratch folder is not UTF-8")?;
-        self.run(&kit.program("ctr"), &["--namespace", "k8s.io", "images", "import", "--local", "--snapshotter", "native", archive])
+        self.run(
+            &kit.program("ctr"),
+            &["--namespace", "k8s.io", "images", "import", "--local", "--snapshotter", "native", archive],
+        )
     }
 
     /// Runs a program in the node to its end.
@@ -205,6 +209,14 @@ impl Containerd {
         let errors = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "{} {arguments:?}: {}: {errors}", program.display(), output.status);
         Ok(())
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("containerd's log ends with:\n{}", last_lines(&self.log(), 20));
+        }
     }
 }
 

@@ -10,35 +10,31 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Kit;
+use super::scratch::Scratch;
 
 const SCRIPT: &str = include_str!("node.sh");
 
-/// How long the kernel may take to end a killed process, and to let go of its cgroups.
+/// How long the node may take to end by itself.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// A set of namespaces (mount, net, pid, uts, ipc) held by one process whose end is the end of all that runs in them.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// `unshare`: in the node's namespaces itself, but for the pid namespace.
+    /// `unshare`; in the node's namespaces itself, but for the pid namespace.
     process: Child,
-    scratch: PathBuf,
+    scratch: Scratch,
 }
 
 impl Node {
     /// Makes the scratch folder, lets `fill` put configuration there, and starts the node.
     pub(super) fn start(kit: &Kit, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<Self> {
-        let scratch = make_scratch()?;
-        match fill(&scratch).and_then(|()| spawn(kit, &scratch)) {
-            Ok(process) => Ok(Self { process, scratch }),
-            Err(error) => {
-                remove_scratch(&scratch);
-                Err(error)
-            }
-        }
+        let scratch = Scratch::new()?;
+        fill(scratch.path())?;
+        Ok(Self { process: spawn(kit, scratch.path())?, scratch })
     }
 
     pub(super) fn scratch(&self) -> &Path {
-        &self.scratch
+        self.scratch.path()
     }
 
     /// The handle of one of the node's namespaces: `net`, `mnt`, `pid_for_children`, ...
@@ -48,8 +44,7 @@ impl Node {
 
     /// The cgroup under which all containers' cgroups are, relative to each hierarchy's root.
     pub(super) fn cgroup(&self) -> String {
-        let name = self.scratch.file_name().unwrap_or_default().to_string_lossy();
-        format!("/{name}")
+        self.scratch.cgroup()
     }
 
     /// How the node ended, if it did.
@@ -85,15 +80,7 @@ impl Drop for Node {
             let _ = self.process.kill(); // takes process 1 with it (--kill-child)
             let _ = self.process.wait();
         }
-        remove_cgroups(&self.cgroup());
-        remove_scratch(&self.scratch);
     }
-}
-
-/// In /tmp whatever TMPDIR says: socket paths must stay short, and /run and /var/lib are replaced in the node.
-fn make_scratch() -> anyhow::Result<PathBuf> {
-    let scratch = tempfile::Builder::new().prefix("dranic-node-").tempdir_in("/tmp").context("scratch folder in /tmp")?;
-    Ok(scratch.keep())
 }
 
 fn spawn(kit: &Kit, scratch: &Path) -> anyhow::Result<Child> {
@@ -120,45 +107,6 @@ fn wait(process: &mut Child) -> bool {
         std::thread::sleep(Duration::from_millis(5));
     }
     false
-}
-
-/// Removes the scratch folder, unless something is mounted in it: then it may hold the host's own folders.
-fn remove_scratch(scratch: &Path) {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    if mounts.is_empty() || mounts.contains(&*scratch.to_string_lossy()) {
-        eprintln!("not removed, for there are mounts in it: {}", scratch.display());
-        return;
-    }
-    if let Err(error) = std::fs::remove_dir_all(scratch) {
-        eprintln!("{} stays behind: {error}", scratch.display());
-    }
-}
-
-/// Removes `group` from every cgroup hierarchy (one of v2, or each one of v1). The kernel frees the groups of processes that
-/// have just been killed with some delay.
-fn remove_cgroups(group: &str) {
-    let root = Path::new("/sys/fs/cgroup");
-    let hierarchies = std::fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
-    let groups: Vec<PathBuf> =
-        hierarchies.chain([root.to_owned()]).map(|hierarchy| hierarchy.join(group.trim_start_matches('/'))).collect();
-    let end = Instant::now() + END_LIMIT;
-    while Instant::now() < end {
-        groups.iter().for_each(|group| remove_cgroup(group));
-        if !groups.iter().any(|group| group.exists()) {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    eprintln!("cgroup {group} stays behind");
-}
-
-fn remove_cgroup(group: &Path) {
-    for child in std::fs::read_dir(group).into_iter().flatten().flatten() {
-        if child.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_cgroup(&child.path());
-        }
-    }
-    let _ = std::fs::remove_dir(group); // not yet, or not there: the caller looks
 }
 
 /// Asks the program that [`Node::command`] started to end (SIGTERM), and waits for it.
