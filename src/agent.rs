@@ -78,8 +78,8 @@ pub struct AgentConfig {
     pub sysfs: PathBuf,
 }
 
-/// How long running attaches and calls may take after SIGTERM. With the sockets' own time it stays under 10 s.
-const STOP_LIMIT: Duration = Duration::from_secs(8);
+/// How long running calls and attaches may take after SIGTERM. With what follows it stays under 10 s.
+const STOP_LIMIT: Duration = Duration::from_millis(8500);
 
 /// What the legs share.
 pub(crate) struct Shared {
@@ -143,17 +143,20 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
 
     let signal = signals.wait().await;
     tracing::info!(signal, "stopping: no new prepares");
-    grpc_stop.cancel();
-    serving.stopped().await;
-    registration.abort();
-    nri_stop.cancel();
-    let nri = tokio::task::spawn_blocking(move || nri.join());
-    shared.background.close();
-    if tokio::time::timeout(STOP_LIMIT, async { tokio::join!(shared.background.wait(), nri) }).await.is_err() {
-        tracing::warn!("an attach or release still runs; the next start goes on from the ledger");
+    let in_order = async {
+        grpc_stop.cancel();
+        serving.stopped().await;
+        registration.abort();
+        nri_stop.cancel();
+        let nri = tokio::task::spawn_blocking(move || nri.join());
+        shared.background.close();
+        let _ = tokio::join!(shared.background.wait(), nri);
+    };
+    if tokio::time::timeout(STOP_LIMIT, in_order).await.is_err() {
+        tracing::warn!("an attach or a call still runs; the next start goes on from the ledger");
     }
     stop.cancel();
-    let _ = tokio::time::timeout(Duration::from_secs(1), async { tokio::join!(publisher, http, status) }).await;
+    let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(publisher, http, status) }).await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -221,7 +224,7 @@ fn start_nri(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<std
         shared.config.nri_socket.clone(),
         &shared.config.driver_name,
         &shared.config.nri_index,
-        Margin::at_least(shared.config.nri_margin),
+        Margin { least: shared.config.nri_margin, ..Margin::default() },
         tokio::runtime::Handle::current(),
     )?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start the NRI leg")?;

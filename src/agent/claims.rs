@@ -31,7 +31,7 @@ impl Claims {
                 nri.detail
             )));
         }
-        let fetched = api::fetch_claim(&self.client, &claim.namespace, &claim.name, Instant::now() + FETCH_LIMIT)
+        let fetched = api::fetch_claim(&self.client, &claim.namespace, &claim.name, tokio::time::Instant::now() + FETCH_LIMIT)
             .await
             .map_err(|e| ClaimError(format!("claim {claim}: {e}")))?;
         let resolved = resolve::resolve(claim, &fetched.claim, &fetched.raw, &self.shared.config.driver_name)

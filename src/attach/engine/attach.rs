@@ -11,7 +11,7 @@ use super::{Engine, KernelError, PodGuard, locate, look_deadline, now_unix_ms, p
 use crate::attach::Step;
 use crate::ledger::{Attachment, ClaimRecord, DeviceRecord, Durability, Phase, StepTime};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
-use crate::netdev::{Link, link, moves};
+use crate::netdev::{HostState, Link, link, moves};
 use crate::netlink::RouteSocket;
 use crate::netns::Netns;
 
@@ -21,17 +21,15 @@ pub enum AttachError {
     /// The pod has no network namespace of its own.
     #[error("the pod uses the host's network, so there is no namespace to put its NICs into; remove hostNetwork or the claim")]
     HostNetwork,
-    /// A name is taken in the pod.
-    #[error(
-        "claim {claim}, device {device}: the name {name} is taken in the pod by another link; set interface.name in the claim's configuration"
-    )]
-    NameTaken {
+    /// The kernel would not carry the move out whole: a name is taken in the pod, or a value does not fit.
+    #[error("claim {claim}, device {device}: {source}; nothing was moved. The claim's configuration can set interface.name")]
+    Refused {
         /// Which claim.
         claim: String,
         /// Which device.
         device: DeviceName,
-        /// The name.
-        name: String,
+        /// Why.
+        source: moves::Refusal,
     },
     /// The link is neither on the host nor in the pod.
     #[error("claim {claim}, device {device}: its link ({name} on the host) is gone; was it unplugged? See: dranic status")]
@@ -158,7 +156,7 @@ impl Engine {
     ) -> Result<(), AttachError> {
         let mut inside = RouteSocket::open_in(netns).map_err(|e| kernel("opening a netlink socket in the pod", e))?;
         let links = link::list(&mut inside, look_deadline()).map_err(|e| kernel("listing the pod's links", e))?;
-        let mut jobs = jobs(&self.ledger.by_pod(pod), &links)?;
+        let mut jobs = jobs(&self.ledger.by_pod(pod), &links, netns)?;
         self.write_intent(&jobs, sandbox, path, netns)?;
         let moved = self.move_all(guard, &mut jobs, netns, deadline, times);
         let configured = moved.and_then(|()| {
@@ -304,31 +302,44 @@ fn is_complete(records: &[Arc<ClaimRecord>], sandbox: &SandboxId, netns: &Netns)
 }
 
 /// The work, with names checked and indices chosen, before anything is touched. Every device of it is on the host.
-fn jobs(records: &[Arc<ClaimRecord>], links: &[Link]) -> Result<Vec<Job>, AttachError> {
-    let mut taken: BTreeSet<u32> = links.iter().map(|l| l.index).collect();
+fn jobs(records: &[Arc<ClaimRecord>], links: &[Link], netns: &Netns) -> Result<Vec<Job>, AttachError> {
+    let mut occupied = moves::Occupied::by(links);
     let mut jobs = Vec::new();
     for record in records {
         for device in record.devices.iter().filter(|d| d.phase != Phase::Attached) {
-            let name = device.plan.pod_link.as_str();
-            if links.iter().any(|l| l.name == name || l.alt_names.iter().any(|alt| alt == name)) {
-                return Err(AttachError::NameTaken {
-                    claim: record.claim.to_string(),
-                    device: device.device.clone(),
-                    name: name.to_owned(),
-                });
-            }
-            let index = moves::pick_index(&taken, device.host.index);
-            taken.insert(index);
-            jobs.push(Job {
+            let job = Job {
                 claim: record.claim.uid.clone(),
                 claim_text: record.claim.to_string(),
                 device: device.clone(),
-                index,
+                index: moves::pick_index(&occupied.indices, device.host.index),
                 inside: false,
-            });
+            };
+            let mut link = link_of(&device.host);
+            moves::check(&link, &move_in(&job, netns), &occupied).map_err(|source| AttachError::Refused {
+                claim: job.claim_text.clone(),
+                device: device.device.clone(),
+                source,
+            })?;
+            device.plan.pod_link.as_str().clone_into(&mut link.name);
+            link.index = job.index;
+            occupied.add(&link);
+            jobs.push(job);
         }
     }
     Ok(jobs)
+}
+
+/// The link as prepare saw it, as far as a move minds.
+fn link_of(host: &HostState) -> Link {
+    Link {
+        index: host.index,
+        name: host.name.clone(),
+        alt_names: host.alt_names.clone(),
+        min_mtu: host.min_mtu,
+        max_mtu: host.max_mtu,
+        address: host.address.clone(),
+        ..Link::default()
+    }
 }
 
 fn move_in<'a>(job: &Job, netns: &'a Netns) -> moves::Move<'a> {
