@@ -249,7 +249,7 @@ async fn publish(client: kube::Client, shared: Arc<Shared>, stop: CancellationTo
     let driver = shared.config.driver_name.clone();
     let (devices, receiver) = watch::channel(Arc::new(Vec::new()));
     let mut scans = shared.inventory.subscribe();
-    let config = PublisherConfig::new(driver.clone(), shared.config.node_name.clone());
+    let config = PublisherConfig { driver: driver.clone(), node_name: shared.config.node_name.clone() };
     let convert = async {
         loop {
             let scan = scans.borrow_and_update().clone();

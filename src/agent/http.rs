@@ -42,7 +42,9 @@ async fn ready(State(shared): State<Arc<Shared>>) -> (StatusCode, String) {
     if !nri.connected {
         missing.push(format!("NRI is not connected: {}", nri.detail));
     }
-    if let Some(why) = shared.published.borrow().not_ready() {
+    let published = shared.published.borrow().clone();
+    if !published.in_sync {
+        let why = published.last_error.unwrap_or_else(|| "not written yet".to_owned());
         missing.push(format!("ResourceSlices are not published: {why}"));
     }
     if missing.is_empty() {

@@ -86,6 +86,18 @@ impl Engine {
         self.ledger.all()
     }
 
+    /// The ledger below.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// How many namespaces are held open.
+    #[must_use]
+    pub fn pinned(&self) -> usize {
+        self.pins().len()
+    }
+
     /// Whether a claim of this pod is prepared here. A map look-up.
     #[must_use]
     pub fn has_pod(&self, uid: &str) -> bool {
