@@ -1,12 +1,45 @@
 //! Host state: what a link was on the host before we touched it, and putting it back.
 
-use std::collections::BTreeMap;
+mod compare;
+mod kernel_made;
+mod restore;
+mod restore_ip;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Address, LinkAddress, Neighbour, Route, Rule};
+use super::address::IFA_F_TENTATIVE;
+use super::link::{IFF_ALLMULTI, IFF_PROMISC, IFF_UP};
+use super::rule::{ACTION_TO_TABLE, TABLE_DEFAULT};
+use super::{Address, LinkAddress, Neighbour, Route, Rule, address, link, neighbour, route, rule, sysctl};
 use crate::netlink::{NetlinkError, RouteSocket};
+
+pub use compare::compare;
+pub use restore::restore;
+
+/// `IFF_DEBUG`, `linux/if.h`.
+pub const IFF_DEBUG: u32 = 1 << 2;
+/// `IFF_NOARP`, `linux/if.h`.
+pub const IFF_NOARP: u32 = 1 << 7;
+/// `IFF_MULTICAST`, `linux/if.h`.
+pub const IFF_MULTICAST: u32 = 1 << 12;
+/// `IFF_DYNAMIC`, `linux/if.h`.
+pub const IFF_DYNAMIC: u32 = 1 << 15;
+
+/// The flags that are recorded and given back, with their names.
+const FLAGS: [(u32, &str); 7] = [
+    (IFF_UP, "up"),
+    (IFF_PROMISC, "promisc"),
+    (IFF_ALLMULTI, "allmulti"),
+    (IFF_NOARP, "noarp"),
+    (IFF_MULTICAST, "multicast"),
+    (IFF_DYNAMIC, "dynamic"),
+    (IFF_DEBUG, "debug"),
+];
 
 /// Everything of a link that is lost or changed by lending it to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,32 +132,89 @@ impl Snapshot {
     /// # Errors
     /// As [`RouteSocket::dump`].
     pub fn take(socket: &mut RouteSocket, deadline: Instant) -> Result<Self, NetlinkError> {
-        let _ = (socket, deadline);
-        todo!()
+        Ok(Self {
+            links: link::list(socket, deadline)?,
+            addresses: address::list(socket, deadline)?,
+            routes: route::list(socket, deadline)?,
+            rules: rule::list(socket, deadline)?,
+            neighbours: neighbour::list(socket, deadline)?,
+        })
     }
 
     /// The host state of the link with `index`; none when there is no such link. Reads the link's sysctls, so call it on a
     /// thread in the snapshot's namespace. IPv6 link-local addresses that the kernel made itself are left out: it makes them
-    /// again when the link comes up. So are kernel-made routes that adding the addresses brings back.
+    /// again when the link comes up. So are kernel-made routes that adding the addresses brings back, and temporary (privacy)
+    /// addresses, which come and go.
     #[must_use]
     pub fn host_state(&self, index: u32) -> Option<HostState> {
-        let _ = index;
-        todo!()
+        let link = self.links.iter().find(|link| link.index == index)?;
+        let sysctls = sysctl::read_all(&link.name).unwrap_or_else(|error| {
+            tracing::warn!(link = link.name, %error, "its sysctls can't be read and will not be given back");
+            BTreeMap::new()
+        });
+        let (routes, rules) = self.routes_and_rules(index, &link.name);
+        Some(HostState {
+            index,
+            name: link.name.clone(),
+            alt_names: link.alt_names.clone(),
+            alias: link.alias.clone().filter(|alias| !alias.is_empty()),
+            mtu: link.mtu,
+            min_mtu: link.min_mtu,
+            max_mtu: link.max_mtu,
+            address: link.address.clone(),
+            flags: recorded_flags(link.flags),
+            tx_queue_len: link.tx_queue_len,
+            group: link.group,
+            master: link.master.and_then(|m| self.links.iter().find(|l| l.index == m)).map(|l| l.name.clone()),
+            addresses: kept_addresses(link, &self.addresses, &sysctls),
+            routes,
+            rules,
+            neighbours: sorted(of_link(&self.neighbours, index)),
+            sysctls,
+        })
+    }
+
+    fn routes_and_rules(&self, index: u32, name: &str) -> (Vec<Route>, Vec<Rule>) {
+        let addresses: Vec<&Address> = self.addresses.iter().filter(|(i, _)| *i == index).map(|(_, a)| a).collect();
+        let by_link = || self.routes.iter().filter(|(links, _)| links.contains(&index)).map(|(_, route)| route);
+        let ordinary = [0, TABLE_DEFAULT, route::TABLE_MAIN, route::TABLE_LOCAL];
+        let tables: BTreeSet<u32> = by_link().map(|r| r.table).filter(|t| !ordinary.contains(t)).collect();
+        let names_it = |link: &Option<String>| link.as_deref() == Some(name);
+        let rules = self.rules.iter().filter(|rule| {
+            (rule.action == ACTION_TO_TABLE && tables.contains(&rule.table))
+                || names_it(&rule.input_link)
+                || names_it(&rule.output_link)
+        });
+        let routes = by_link().filter(|route| !kernel_made::comes_back(route, &addresses));
+        (routes.cloned().collect(), rules.cloned().collect())
     }
 }
 
-/// Puts the link with `index`, which is on the host already, back to `state`: name first, then altnames, MTU, MAC, flags,
-/// sysctls, master, up or down, addresses, routes, neighbours. Goes on after a failure; doing it twice changes nothing.
-/// Call it on a thread in the host's namespace.
-pub fn restore(socket: &mut RouteSocket, index: u32, state: &HostState, deadline: Instant) -> RestoreReport {
-    let _ = (socket, index, state, deadline);
-    todo!()
+/// The flags of [`FLAGS`] in `flags`.
+fn recorded_flags(flags: u32) -> u32 {
+    flags & FLAGS.iter().fold(0, |mask, (bit, _)| mask | bit)
 }
 
-/// Every difference between two host states of one link. The tentative flag and the running-down of life times are no
-/// difference.
-#[must_use]
-pub fn compare(before: &HostState, after: &HostState) -> Vec<Difference> {
-    let _ = (before, after);
-    todo!()
+/// What of a link's addresses is recorded, in the kernel's order.
+fn kept_addresses(link: &super::Link, all: &[(u32, Address)], sysctls: &BTreeMap<String, String>) -> Vec<Address> {
+    let eui64 = sysctls.get("ipv6/conf/addr_gen_mode").is_none_or(|mode| mode == "0");
+    of_link(all, link.index)
+        .into_iter()
+        .filter(|address| !kernel_made::is_kernels(address, link.address.as_ref().filter(|_| eui64)))
+        .map(|mut address| {
+            address.flags &= !IFA_F_TENTATIVE;
+            // The default: it follows the link's name.
+            address.label = address.label.filter(|label| *label != link.name);
+            address
+        })
+        .collect()
+}
+
+fn of_link<T: Clone>(all: &[(u32, T)], index: u32) -> Vec<T> {
+    all.iter().filter(|(i, _)| *i == index).map(|(_, item)| item.clone()).collect()
+}
+
+fn sorted<T: Ord>(mut list: Vec<T>) -> Vec<T> {
+    list.sort();
+    list
 }

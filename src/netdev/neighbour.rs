@@ -144,9 +144,7 @@ pub(super) fn list_of(
         let mut message = NeighbourMessage::default();
         message.header.family = family;
         message.header.flags = NeighbourFlags::from_bits_retain(flags);
-        if let (Some(index), 0) = (index, flags) {
-            message.attributes.push(NeighbourAttribute::IfIndex(index));
-        }
+        message.attributes.extend(index.map(NeighbourAttribute::IfIndex));
         for reply in super::raw::dump(socket, RouteNetlinkMessage::GetNeighbour(message), deadline)? {
             let RouteNetlinkMessage::NewNeighbour(reply) = reply else { continue };
             let of_link = index.is_none_or(|i| i == reply.header.ifindex);

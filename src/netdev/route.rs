@@ -136,6 +136,12 @@ impl Route {
         codec::expires(&self.other)
     }
 
+    /// The same route, staying for ever.
+    #[must_use]
+    pub fn without_expiry(&self) -> Self {
+        Self { other: codec::without_expiry(&self.other), ..self.clone() }
+    }
+
     /// Whether the kernel takes both for one: same destination, source, table, metric and type of service.
     #[must_use]
     pub fn same_key(&self, other: &Self) -> bool {

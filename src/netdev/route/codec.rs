@@ -170,6 +170,14 @@ pub(super) fn expires(other: &str) -> Option<u32> {
     raw::kind_and_value(&attribute).1.try_into().ok().map(u32::from_ne_bytes)
 }
 
+/// `other` without an `RTA_EXPIRES`.
+pub(super) fn without_expiry(other: &str) -> String {
+    match raw::from_hex(other) {
+        Some(all) => raw::to_hex(all.iter().filter(|a| a.kind() != RTA_EXPIRES).map(|a| (a.kind(), raw::bytes(a))).collect()),
+        None => other.to_owned(),
+    }
+}
+
 /// The request that adds `route` by the link with `index` (next hops carry their own). With `replace`, an equal one (same
 /// destination, table, metric, tos) is replaced; otherwise it is an error (`EEXIST`). An `other` that is no hex of attributes
 /// is left out.

@@ -1,0 +1,264 @@
+//! Putting a link back to its host state: the link itself. Addresses and routes are in `restore_ip`.
+
+use std::time::Instant;
+
+use netlink_packet_core::{DefaultNla, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, Prop};
+
+use super::super::link::IFF_UP;
+use super::super::{Link, address, link, sysctl};
+use super::compare::same_link_address;
+use super::{FLAGS, HostState, RestoreReport, kernel_made, recorded_flags};
+use crate::netlink::{NetlinkError, Request, RouteSocket};
+
+/// `IFLA_IFALIAS`, `linux/if_link.h`.
+const IFLA_IFALIAS: u16 = 20;
+
+/// Puts the link with `index`, which is on the host already, back to `state`: name first, then altnames, MTU, MAC, flags,
+/// master, sysctls, up or down, addresses, neighbours, routes. Goes on after a failure; doing it twice changes nothing.
+/// Call it on a thread in the host's namespace.
+///
+/// It waits for IPv6 duplicate address detection (up to 3 s) only where a route names such an address as its source. Rules
+/// stayed on the host and are left alone.
+pub fn restore(socket: &mut RouteSocket, index: u32, state: &HostState, deadline: Instant) -> RestoreReport {
+    let mut report = RestoreReport::default();
+    match link::by_index(socket, index, deadline) {
+        Ok(Some(link)) => Restorer { socket, state, link, deadline, report: &mut report }.run(),
+        Ok(None) => report.failed.push(("link".into(), format!("there is no link with index {index}; is it still in a pod?"))),
+        Err(error) => report.failed.push(("link".into(), error.to_string())),
+    }
+    report
+}
+
+/// One restore under way. `link` is what the link is now.
+pub(super) struct Restorer<'a> {
+    pub(super) socket: &'a mut RouteSocket,
+    pub(super) state: &'a HostState,
+    pub(super) link: Link,
+    pub(super) deadline: Instant,
+    pub(super) report: &'a mut RestoreReport,
+}
+
+impl Restorer<'_> {
+    fn run(mut self) {
+        self.name();
+        self.alt_names();
+        self.properties();
+        self.link_layer_address();
+        self.flags();
+        self.master();
+        self.sysctls();
+        self.admin_state();
+        self.ip();
+    }
+
+    pub(super) fn failed(&mut self, what: &str, why: impl ToString) {
+        self.report.failed.push((what.to_owned(), why.to_string()));
+    }
+
+    /// Notes how a change of `what` went.
+    pub(super) fn done<E: ToString>(&mut self, what: &str, text: String, result: Result<(), E>) -> bool {
+        match result {
+            Ok(()) => self.report.restored.push(text),
+            Err(error) => {
+                self.failed(what, error);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn set(&mut self, attribute: LinkAttribute) -> Result<(), NetlinkError> {
+        self.socket.request(link_request(self.link.index, attribute), self.deadline)
+    }
+
+    /// As [`Self::set`]. Some kernels and drivers change names and addresses only of a link that is down: then it goes down
+    /// first, and [`Self::admin_state`] brings it up again.
+    fn set_down_if_busy(&mut self, attribute: LinkAttribute) -> Result<(), NetlinkError> {
+        match self.set(attribute.clone()) {
+            Err(error) if error.errno() == Some(libc::EBUSY) && self.link.is_up() => {
+                link::set_up(self.socket, self.link.index, false, self.deadline)?;
+                self.link.flags &= !IFF_UP;
+                self.set(attribute)
+            }
+            result => result,
+        }
+    }
+
+    fn name(&mut self) {
+        let wanted = self.state.name.clone();
+        if self.link.name == wanted {
+            return;
+        }
+        // Nobody may take over a name that is another link's altname, but our own one can go.
+        if self.link.alt_names.contains(&wanted) {
+            let _ = self.socket.request(alt_name_request(self.link.index, &wanted, false), self.deadline);
+            self.link.alt_names.retain(|name| *name != wanted);
+        }
+        let result = self.set_down_if_busy(LinkAttribute::IfName(wanted.clone()));
+        let holder = match &result {
+            Err(error) if error.errno() == Some(libc::EEXIST) => self.holder(&wanted),
+            _ => None,
+        };
+        match holder {
+            Some(holder) => {
+                let why = format!("{holder}; it stays {} until that link has another name", self.link.name);
+                self.failed("name", why);
+            }
+            None => {
+                if self.done("name", format!("name {} -> {wanted}", self.link.name), result) {
+                    self.link.name = wanted;
+                }
+            }
+        }
+    }
+
+    /// Who has the name that could not be given.
+    fn holder(&mut self, name: &str) -> Option<String> {
+        let holder = link::by_name(self.socket, name, self.deadline).ok()??;
+        Some(format!("{name} is in use by link {} ({})", holder.index, holder.name))
+    }
+
+    fn alt_names(&mut self) {
+        for name in &self.state.alt_names {
+            if self.link.alt_names.contains(name) {
+                continue;
+            }
+            let result = self.socket.request(alt_name_request(self.link.index, name, true), self.deadline);
+            let taken = result.as_ref().is_err_and(|error| error.errno() == Some(libc::EEXIST));
+            let holder = if taken { self.holder(name) } else { None };
+            let result = result.map_err(|error| holder.unwrap_or_else(|| error.to_string()));
+            self.done(&format!("altname {name}"), format!("altname {name}"), result);
+        }
+        for extra in self.link.alt_names.iter().filter(|name| !self.state.alt_names.contains(name)) {
+            self.report.respected.push(format!("altname {extra} was added meanwhile"));
+        }
+    }
+
+    fn properties(&mut self) {
+        let (state, link) = (self.state, self.link.clone());
+        let alias = link.alias.clone().filter(|alias| !alias.is_empty());
+        if alias != state.alias {
+            let (old, new) = (alias.unwrap_or_default(), state.alias.clone().unwrap_or_default());
+            // Without the final zero: only an empty attribute removes an alias.
+            let result = self.set(LinkAttribute::Other(DefaultNla::new(IFLA_IFALIAS, new.clone().into_bytes())));
+            self.done("alias", format!("alias {old:?} -> {new:?}"), result);
+        }
+        if link.mtu != state.mtu {
+            let result = self.set(LinkAttribute::Mtu(state.mtu));
+            self.done("mtu", format!("mtu {} -> {}", link.mtu, state.mtu), result);
+        }
+        if let Some(wanted) = state.tx_queue_len.filter(|wanted| link.tx_queue_len != Some(*wanted)) {
+            let result = self.set(LinkAttribute::TxQueueLen(wanted));
+            self.done("txqueuelen", format!("txqueuelen {} -> {wanted}", link.tx_queue_len.unwrap_or(0)), result);
+        }
+        if link.group != state.group {
+            let result = self.set(LinkAttribute::Group(state.group));
+            self.done("group", format!("group {} -> {}", link.group, state.group), result);
+        }
+    }
+
+    fn link_layer_address(&mut self) {
+        let Some(wanted) = &self.state.address else { return };
+        if same_link_address(Some(wanted), self.link.address.as_ref()) {
+            return;
+        }
+        let result = self.set_down_if_busy(LinkAttribute::Address(wanted.bytes().to_vec()));
+        self.done("link-layer address", format!("link-layer address {wanted}"), result);
+    }
+
+    /// All but up and down.
+    fn flags(&mut self) {
+        let differing = (recorded_flags(self.link.flags) ^ self.state.flags) & !IFF_UP & recorded_flags(u32::MAX);
+        for (bit, name) in FLAGS.into_iter().filter(|(bit, _)| differing & bit != 0) {
+            let mut message = LinkMessage::default();
+            message.header.index = self.link.index;
+            message.header.change_mask = LinkFlags::from_bits_retain(bit);
+            message.header.flags = LinkFlags::from_bits_retain(self.state.flags & bit);
+            let request = Request { message: RouteNetlinkMessage::NewLink(message), flags: 0 };
+            let result = self.socket.request(request, self.deadline);
+            let word = if self.state.flags & bit != 0 { "on" } else { "off" };
+            self.done(name, format!("{name} {word}"), result);
+        }
+    }
+
+    /// A move ends every enslavement: one that is there now was made by somebody since.
+    fn master(&mut self) {
+        if let Some(index) = self.link.master {
+            let now = link::by_index(self.socket, index, self.deadline).ok().flatten();
+            let now = now.map_or_else(|| format!("link {index}"), |link| link.name);
+            if self.state.master.as_ref() != Some(&now) {
+                self.report.respected.push(format!("it was enslaved to {now} meanwhile"));
+            }
+            return;
+        }
+        let Some(name) = &self.state.master else { return };
+        match link::by_name(self.socket, name, self.deadline) {
+            Ok(Some(master)) => {
+                let result = self.set(LinkAttribute::Controller(master.index));
+                self.done("master", format!("master {name}"), result);
+            }
+            Ok(None) => self.failed("master", format!("there is no link {name} any more")),
+            Err(error) => self.failed("master", error),
+        }
+    }
+
+    fn sysctls(&mut self) {
+        let (written, failed) = sysctl::restore_counted(&self.link.name, &self.state.sysctls);
+        self.report.restored.extend(written.into_iter().map(|key| format!("sysctl {key}")));
+        for (key, error) in failed {
+            self.failed(&format!("sysctl {key}"), error);
+        }
+    }
+
+    fn admin_state(&mut self) {
+        // A master may have changed it since.
+        if let Ok(Some(link)) = link::by_index(self.socket, self.link.index, self.deadline) {
+            self.link.flags = link.flags;
+        }
+        let wanted = self.state.flags & IFF_UP != 0;
+        if self.link.is_up() == wanted {
+            return;
+        }
+        if !wanted && self.is_used() {
+            self.report.respected.push("it was set up and given addresses meanwhile: it stays up".into());
+            return;
+        }
+        let word = if wanted { "up" } else { "down" };
+        let result = link::set_up(self.socket, self.link.index, wanted, self.deadline);
+        if self.done("up", word.to_owned(), result) {
+            self.link.flags ^= IFF_UP;
+        }
+    }
+
+    /// Whether it has addresses that were not recorded and that the kernel did not make.
+    fn is_used(&mut self) -> bool {
+        let now = address::list_of(self.socket, Some(self.link.index), self.deadline).unwrap_or_default();
+        now.iter().any(|(_, address)| self.is_foreign(address))
+    }
+
+    pub(super) fn is_foreign(&self, address: &super::Address) -> bool {
+        let key = super::compare::address_key(address);
+        !kernel_made::is_kernels(address, self.link.address.as_ref())
+            && !self.state.addresses.iter().any(|recorded| super::compare::address_key(recorded) == key)
+    }
+}
+
+fn link_request(index: u32, attribute: LinkAttribute) -> Request {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes.push(attribute);
+    Request { message: RouteNetlinkMessage::NewLink(message), flags: 0 }
+}
+
+fn alt_name_request(index: u32, name: &str, add: bool) -> Request {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes.push(LinkAttribute::PropList(vec![Prop::AltIfName(name.to_owned())]));
+    if add {
+        Request { message: RouteNetlinkMessage::NewLinkProp(message), flags: NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND }
+    } else {
+        Request { message: RouteNetlinkMessage::DelLinkProp(message), flags: 0 }
+    }
+}
