@@ -1,5 +1,6 @@
 //! Against a real containerd with runc and CNI plugins (from Debian's packages), in a scratch node.
 
+use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -90,7 +91,7 @@ async fn a_pod_comes_and_goes() -> anyhow::Result<()> {
     let addresses = exec(&containerd, &container, &["ip", "addr", "show", "dev", "eth0"]).await?;
     assert!(addresses.contains(&format!("inet {ip}/24")), "{ip} is not in {addresses}");
     assert_eq!(containerd.exec_sync(&container, &["sh", "-c", "echo no >&2; exit 3"]).await?.code, 3);
-    assert!(find_cgroups(containerd.cgroup().trim_start_matches('/')).len() >= 1, "the pod is in our cgroup");
+    assert!(!find_cgroups(containerd.cgroup().trim_start_matches('/')).is_empty(), "the pod is in our cgroup");
 
     // The node sees the pod's end of things, the host does not.
     let netns = containerd.pod_netns(&sandbox).await?;
@@ -128,19 +129,18 @@ async fn a_program_in_the_node_can_be_ended() -> anyhow::Result<()> {
     let Some(containerd) = start(&Options::default()).await? else { return Ok(()) };
     let loops = "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done";
     let mut polite = containerd.command("/bin/sh").args(["-c", loops]).stdout(Stdio::piped()).spawn()?;
-    std::io::Read::read_exact(polite.stdout.as_mut().context("stdout")?, &mut [0; 3])?;
+    polite.stdout.as_mut().context("stdout")?.read_exact(&mut [0; 3])?;
     assert_eq!(containerd.terminate(&mut polite)?.code(), Some(7));
 
-    let before = containerd.processes().len();
-    let mut killed = containerd.command("/bin/sleep").arg("1000").spawn()?;
-    while containerd.processes().len() == before {
-        std::thread::yield_now();
-    }
+    let said = "echo up; exec sleep 1000";
+    let mut killed = containerd.command("/bin/sh").args(["-c", said]).stdout(Stdio::piped()).spawn()?;
+    let mut stdout = killed.stdout.take().context("stdout")?;
+    stdout.read_exact(&mut [0; 3])?;
     killed.kill()?;
     killed.wait()?;
-    let end = Instant::now() + Duration::from_secs(5);
-    while containerd.processes().len() > before {
-        ensure!(Instant::now() < end, "the program survived its nsenter");
-    }
+    // The pipe ends when the last process that holds it does.
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(stdout.read_to_end(&mut Vec::new())));
+    receiver.recv_timeout(Duration::from_secs(5)).context("the program survived its nsenter")??;
     end_and_look(containerd)
 }

@@ -9,7 +9,7 @@ use tonic::transport::Channel;
 use super::{Containerd, IMAGE};
 
 /// The messages of CRI v1 that we use.
-#[allow(missing_docs, clippy::all, clippy::pedantic, reason = "generated from cri.proto")]
+#[allow(missing_docs, clippy::all, clippy::allow_attributes_without_reason, reason = "generated from cri.proto")]
 pub mod v1 {
     tonic::include_proto!("runtime.v1");
 }

@@ -68,6 +68,7 @@ impl Node {
             command.arg(format!("--{option}={}", self.namespace(kind).display()));
         }
         // nsenter forks to get into the pid namespace: without a parent-death signal, killing it would leave the program behind.
+        // (Killed within the first millisecond it may still do so, until the node ends.)
         command.args(["--", "setpriv", "--pdeathsig", "KILL", "--"]).arg(program);
         command
     }
