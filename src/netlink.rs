@@ -5,7 +5,14 @@
 
 use std::time::Instant;
 
+use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader, NetlinkSerializable};
 use netlink_packet_route::RouteNetlinkMessage;
+
+pub mod decode;
+mod socket;
+
+pub(crate) use socket::set_receive_buffer;
+pub use socket::{Message, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Socket};
 
 use crate::netns::Netns;
 
@@ -23,6 +30,9 @@ pub enum NetlinkError {
     /// No answer before the deadline. The request may still have been carried out: look before you act.
     #[error("the kernel did not answer before the deadline")]
     Timeout,
+    /// The deadline passed before the request was sent: nothing was done.
+    #[error("the deadline passed before the request was sent to the kernel")]
+    NotSent,
     /// The socket itself failed.
     #[error("netlink socket: {0}")]
     Io(#[from] std::io::Error),
@@ -66,8 +76,16 @@ pub struct Request {
 }
 
 /// A blocking `NETLINK_ROUTE` socket, bound to the namespace it was made in.
+///
+/// The kernel works inside the system call, so a call outlasts its deadline by as long as the kernel needs for what was sent
+/// last (15 to 20 ms for the move of a link, seconds for closing a large NIC).
 #[derive(Debug)]
-pub struct RouteSocket {}
+pub struct RouteSocket {
+    socket: Socket,
+}
+
+/// `NETLINK_ROUTE`, `linux/netlink.h`.
+const NETLINK_ROUTE: isize = 0;
 
 impl RouteSocket {
     /// A socket in the namespace of the calling thread.
@@ -75,7 +93,7 @@ impl RouteSocket {
     /// # Errors
     /// When the socket can't be made or set up.
     pub fn open() -> Result<Self, NetlinkError> {
-        todo!()
+        Ok(Self { socket: Socket::open(NETLINK_ROUTE)? })
     }
 
     /// A socket in `netns`; the calling thread stays where it is.
@@ -83,38 +101,74 @@ impl RouteSocket {
     /// # Errors
     /// When the namespace can't be entered or the socket can't be made.
     pub fn open_in(netns: &Netns) -> Result<Self, NetlinkError> {
-        todo!("{netns:?}")
+        Ok(Self { socket: Socket::open_in(netns, NETLINK_ROUTE)? })
     }
 
     /// Sends one request and waits for its acknowledgement.
     ///
     /// # Errors
-    /// [`NetlinkError::Kernel`] when the kernel refuses, [`NetlinkError::Timeout`] at the deadline.
+    /// [`NetlinkError::Kernel`] when the kernel refuses; at the deadline [`NetlinkError::NotSent`] (nothing was done) or
+    /// [`NetlinkError::Timeout`].
     pub fn request(&mut self, request: Request, deadline: Instant) -> Result<(), NetlinkError> {
-        todo!("{request:?} {deadline:?}")
+        self.pipeline(vec![request], deadline).pop().unwrap_or(Err(NetlinkError::NotSent))
     }
 
     /// Sends a get request that has one reply (for example one link).
     ///
     /// # Errors
-    /// As [`Self::request`].
+    /// As [`Self::request`], and [`NetlinkError::Protocol`] when the reply can't be decoded.
     pub fn get(&mut self, message: RouteNetlinkMessage, deadline: Instant) -> Result<RouteNetlinkMessage, NetlinkError> {
-        todo!("{message:?} {deadline:?}")
+        decoded(&self.get_raw(message, deadline)?)
+    }
+
+    /// As [`Self::get`], the reply undecoded: for attributes that the typed form lacks.
+    ///
+    /// # Errors
+    /// As [`Self::request`].
+    pub fn get_raw(&mut self, message: RouteNetlinkMessage, deadline: Instant) -> Result<Message, NetlinkError> {
+        self.socket.get(&encoded(&message, 0), deadline)
     }
 
     /// Dumps a table. A dump that the kernel marks as interrupted (`NLM_F_DUMP_INTR`) is done again, up to 16 times.
     ///
+    /// The socket checks strictly: the kernel refuses header fields and attributes that the table's filter does not know.
+    ///
+    /// # Errors
+    /// As [`Self::get`], and [`NetlinkError::Interrupted`]. One message that can't be decoded fails the dump: a table with holes
+    /// would be taken for the truth.
+    pub fn dump(&mut self, message: RouteNetlinkMessage, deadline: Instant) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+        self.dump_raw(message, deadline)?.iter().map(decoded).collect()
+    }
+
+    /// As [`Self::dump`], the messages undecoded.
+    ///
     /// # Errors
     /// As [`Self::request`], and [`NetlinkError::Interrupted`].
-    pub fn dump(&mut self, message: RouteNetlinkMessage, deadline: Instant) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
-        todo!("{message:?} {deadline:?}")
+    pub fn dump_raw(&mut self, message: RouteNetlinkMessage, deadline: Instant) -> Result<Vec<Message>, NetlinkError> {
+        self.socket.dump(&encoded(&message, 0), deadline)
     }
 
     /// Sends all requests in as few system calls as fit and collects each one's result, in order. The kernel carries them out
     /// one by one; a refused one does not stop the next.
     ///
-    /// At the deadline those without an answer are [`NetlinkError::Timeout`].
+    /// At the deadline those sent without an answer are [`NetlinkError::Timeout`], those not sent [`NetlinkError::NotSent`]. Up to
+    /// 32 requests go in one system call, and the deadline is looked at only between calls: send slow ones one by one.
     pub fn pipeline(&mut self, requests: Vec<Request>, deadline: Instant) -> Vec<Result<(), NetlinkError>> {
-        todo!("{requests:?} {deadline:?}")
+        let messages: Vec<_> = requests.iter().map(|request| encoded(&request.message, request.flags)).collect();
+        self.socket.pipeline(&messages, deadline)
     }
+}
+
+fn encoded(message: &RouteNetlinkMessage, flags: u16) -> Message {
+    let mut payload = vec![0; message.buffer_len()];
+    message.serialize(&mut payload);
+    Message { kind: message.message_type(), flags, payload }
+}
+
+fn decoded(message: &Message) -> Result<RouteNetlinkMessage, NetlinkError> {
+    let mut header = NetlinkHeader::default();
+    header.message_type = message.kind;
+    header.flags = message.flags;
+    RouteNetlinkMessage::deserialize(&header, &message.payload)
+        .map_err(|error| NetlinkError::Protocol(format!("type {}: {error}", message.kind)))
 }

@@ -4,9 +4,16 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Instant;
 
+use netlink_packet_core::DefaultNla;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage};
 use serde::{Deserialize, Serialize};
 
-use crate::netlink::{NetlinkError, RouteSocket};
+use crate::netlink::{NetlinkError, Request, RouteSocket};
+
+mod parse;
+
+pub use parse::parse;
 
 /// A link-layer address of up to 32 bytes (`MAX_ADDR_LEN`, `linux/netdevice.h`): 6 for Ethernet, 20 for InfiniBand.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -143,13 +150,16 @@ impl Link {
     }
 }
 
-/// All links of the socket's namespace.
+/// Longest name a link can be found by (`ALTIFNAMSIZ` - 1, `linux/if.h`), bytes.
+const ALT_NAME_MAX: usize = 127;
+
+/// All links of the socket's namespace. A link that can't be read at all (no index, no name) is left out.
 ///
 /// # Errors
 /// As [`RouteSocket::dump`].
 pub fn list(socket: &mut RouteSocket, deadline: Instant) -> Result<Vec<Link>, NetlinkError> {
-    let _ = (socket, deadline);
-    todo!()
+    let messages = socket.dump_raw(RouteNetlinkMessage::GetLink(query(0)), deadline)?;
+    Ok(messages.iter().filter_map(|message| parse(&message.payload)).collect())
 }
 
 /// The link with `index`, or none when there is none.
@@ -157,8 +167,10 @@ pub fn list(socket: &mut RouteSocket, deadline: Instant) -> Result<Vec<Link>, Ne
 /// # Errors
 /// As [`RouteSocket::get`], but a link that is not there is `Ok(None)`.
 pub fn by_index(socket: &mut RouteSocket, index: u32, deadline: Instant) -> Result<Option<Link>, NetlinkError> {
-    let _ = (socket, index, deadline);
-    todo!()
+    if index == 0 || index > i32::MAX.cast_unsigned() {
+        return Ok(None);
+    }
+    one(socket, query(index), deadline)
 }
 
 /// The link called `name` (its name, or one of its altnames), or none when there is none.
@@ -166,8 +178,14 @@ pub fn by_index(socket: &mut RouteSocket, index: u32, deadline: Instant) -> Resu
 /// # Errors
 /// As [`by_index`].
 pub fn by_name(socket: &mut RouteSocket, name: &str, deadline: Instant) -> Result<Option<Link>, NetlinkError> {
-    let _ = (socket, name, deadline);
-    todo!()
+    if name.is_empty() || name.len() > ALT_NAME_MAX || name.contains('\0') {
+        return Ok(None);
+    }
+    let mut message = query(0);
+    // The kernel looks both kinds of names up by this attribute; IFLA_IFNAME would refuse more than 15 bytes.
+    let name = [name.as_bytes(), &[0]].concat();
+    message.attributes.push(LinkAttribute::Other(DefaultNla::new(parse::IFLA_ALT_IFNAME, name)));
+    one(socket, message, deadline)
 }
 
 /// Sets the link administratively up or down.
@@ -175,6 +193,34 @@ pub fn by_name(socket: &mut RouteSocket, name: &str, deadline: Instant) -> Resul
 /// # Errors
 /// As [`RouteSocket::request`].
 pub fn set_up(socket: &mut RouteSocket, index: u32, up: bool, deadline: Instant) -> Result<(), NetlinkError> {
-    let _ = (socket, index, up, deadline);
-    todo!()
+    socket.request(up_request(index, up), deadline)
+}
+
+/// The request that sets the link administratively up or down.
+#[must_use]
+pub fn up_request(index: u32, up: bool) -> Request {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.header.change_mask = LinkFlags::Up;
+    message.header.flags = if up { LinkFlags::Up } else { LinkFlags::empty() };
+    Request { message: RouteNetlinkMessage::NewLink(message), flags: 0 }
+}
+
+/// Asks for one link, or for all with index 0, without the statistics: they are most of the bytes.
+fn query(index: u32) -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+    message
+}
+
+fn one(socket: &mut RouteSocket, message: LinkMessage, deadline: Instant) -> Result<Option<Link>, NetlinkError> {
+    match socket.get_raw(RouteNetlinkMessage::GetLink(message), deadline) {
+        Ok(reply) => match parse(&reply.payload) {
+            Some(link) => Ok(Some(link)),
+            None => Err(NetlinkError::Protocol(format!("link of {} bytes can't be read", reply.payload.len()))),
+        },
+        Err(error) if error.errno() == Some(libc::ENODEV) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
