@@ -113,12 +113,14 @@ impl HardwareId {
     }
 
     /// Whether `link`, with PCI address `pci` behind it, may be this device, judging by what does not change while a pod has it
-    /// (PCI address; bus device; kind and permanent address). A port can't be told this way. For virtual links the caller must
-    /// know the index as well.
+    /// (PCI address; bus device; kind and permanent address; for a representor its port name). Other ports can't be told this
+    /// way, and neither can virtual links: there the caller must know the index as well.
     #[must_use]
     pub fn may_be(&self, link: &Link, pci: Option<&str>) -> bool {
+        let port_fits =
+            |port: &String| !(is_representor(link) || is_representor_name(port)) || link.phys_port_name.as_ref() == Some(port);
         match self {
-            Self::Pci { address, .. } => pci == Some(address),
+            Self::Pci { address, port } => pci == Some(address) && port_fits(port),
             Self::Bus { bus, device, .. } => link.parent_device.as_ref().is_some_and(|p| (&p.bus, &p.name) == (bus, device)),
             Self::Virtual { kind, address, .. } => {
                 let permanent = link.perm_address.as_ref();
@@ -154,18 +156,22 @@ pub(super) fn own_address(link: &Link) -> Option<&LinkAddress> {
     link.perm_address.as_ref().or(link.address.as_ref()).filter(|a| !a.bytes().is_empty())
 }
 
-/// Whether the link stands for a function that is elsewhere (in a guest, in a pod): `pf0vf3`, `c1pf0sf88`, `pf0`.
-pub(super) fn is_representor(facts: &LinkFacts) -> bool {
-    let Some(name) = &facts.phys_port_name else { return false };
-    let digits_after = |text: &str| text.trim_start_matches(|c: char| c.is_ascii_digit()).to_owned();
-    let rest = name.strip_prefix('c').map_or_else(|| name.clone(), digits_after);
-    rest.strip_prefix("pf").is_some_and(|r| r.starts_with(|c: char| c.is_ascii_digit()))
+/// Whether the link stands for a function that is elsewhere (in a guest, in a pod).
+pub(super) fn is_representor(link: &Link) -> bool {
+    link.phys_port_name.as_deref().is_some_and(is_representor_name)
+}
+
+/// `pf0vf3`, `pf0sf88`, `pf0`, with `c1` in front for a controller: as the kernel's devlink makes port names.
+fn is_representor_name(name: &str) -> bool {
+    let name = name.strip_prefix('c').map_or(name, |rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
+    name.strip_prefix("pf").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 /// What the link itself says of its port; empty for the first or only one.
-fn port_of(facts: &LinkFacts) -> String {
-    if is_representor(facts) {
-        return facts.phys_port_name.clone().unwrap_or_default();
+fn port_of(link: &Link, facts: &LinkFacts) -> String {
+    let name = link.phys_port_name.as_deref();
+    if let Some(name) = name.filter(|name| is_representor_name(name)) {
+        return name.to_owned();
     }
     if let Some((bus, device)) = &facts.device
         && bus == "auxiliary"
@@ -176,9 +182,9 @@ fn port_of(facts: &LinkFacts) -> String {
         return facts.dev_port.to_string();
     }
     // `p1` on function 1 is its only port (ConnectX in switchdev mode); `p1` on function 0 is its second one.
-    let function = facts.pci.as_ref().and_then(|pci| pci.address.chars().last()).unwrap_or('0');
-    match facts.phys_port_name.as_deref().and_then(|name| name.strip_prefix('p')) {
-        Some(number) if number != "0" && number != function.to_string() => format!("p{number}"),
+    let function = facts.pci.as_ref().and_then(|pci| pci.address.get(pci.address.len() - 1..)).unwrap_or("0");
+    match name.and_then(|name| name.strip_prefix('p')) {
+        Some(number) if number != "0" && number != function => format!("p{number}"),
         _ => String::new(),
     }
 }
@@ -186,18 +192,11 @@ fn port_of(facts: &LinkFacts) -> String {
 /// What the link may be called, best first. The last one has the index in it.
 pub(super) fn candidates(link: &Link, facts: &LinkFacts) -> Vec<HardwareId> {
     let is_child = link.kind.as_deref() == Some("ipoib") && link.parent.is_some_and(|parent| parent != link.index);
-    let ports = || [port_of(facts), format!("if{}", link.index)];
+    let ports = || [port_of(link, facts), format!("if{}", link.index)];
     let own = |bus: &str, device: &str, port| HardwareId::Bus { bus: bus.to_owned(), device: device.to_owned(), port };
-    match (&facts.pci, &facts.device, &link.parent_device) {
-        (Some(pci), _, _) if !is_child => {
-            ports().map(|port| HardwareId::Pci { address: pci.address.clone(), port }).to_vec()
-        }
-        (None, Some((bus, device)), _) if !is_child => ports().map(|port| own(bus, device, port)).to_vec(),
-        // Without sysfs, netlink still knows the parent (kernel 5.14 and later).
-        (None, None, Some(parent)) if parent.bus == "pci" && !is_child => {
-            ports().map(|port| HardwareId::Pci { address: parent.name.clone(), port }).to_vec()
-        }
-        (None, None, Some(parent)) if !is_child => ports().map(|port| own(&parent.bus, &parent.name, port)).to_vec(),
+    match (&facts.pci, &facts.device) {
+        (Some(pci), _) if !is_child => ports().map(|port| HardwareId::Pci { address: pci.address.clone(), port }).to_vec(),
+        (None, Some((bus, device))) if !is_child => ports().map(|port| own(bus, device, port)).to_vec(),
         _ => {
             let address = own_address(link).cloned();
             let id = |twin| HardwareId::Virtual { kind: kind_of(link).to_owned(), address: address.clone(), twin };
@@ -232,4 +231,109 @@ pub fn assign(
         }
     }
     ids
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::netdev::link::ParentDevice;
+
+    fn pci(address: &str, port: &str) -> HardwareId {
+        HardwareId::Pci { address: address.to_owned(), port: port.to_owned() }
+    }
+
+    fn bus(bus: &str, device: &str, port: &str) -> HardwareId {
+        HardwareId::Bus { bus: bus.to_owned(), device: device.to_owned(), port: port.to_owned() }
+    }
+
+    fn virt(kind: &str, address: Option<&[u8]>, twin: Option<u32>) -> HardwareId {
+        HardwareId::Virtual { kind: kind.to_owned(), address: address.map(|a| LinkAddress::new(a.to_vec())), twin }
+    }
+
+    #[test]
+    fn names_of_usual_devices_are_readable() {
+        for (id, name) in [
+            (pci("0000:8a:00.0", ""), "pci-0000-8a-00-0"),
+            (pci("10000:e1:00.7", "1"), "pci-10000-e1-00-7-1"),
+            (bus("vmbus", "000d3a5b-9f2c", ""), "bus-vmbus-000d3a5b-9f2c"),
+            (virt("dummy", Some(&[2, 0, 0, 0, 0, 5]), None), "net-dummy-020000000005"),
+            (virt("dummy", Some(&[2, 0, 0, 0, 0, 5]), Some(7)), "net-dummy-020000000005-i7"),
+            (virt("tun", None, Some(4)), "net-tun-i4"),
+        ] {
+            assert_eq!(id.device_name().as_str(), name);
+        }
+        let odd = bus("usb", "1-2:1.0", "").device_name();
+        assert!(odd.as_str().starts_with("bus-usb-1-2-1-0-x"), "{odd}");
+        // What would look like a hashed name is hashed itself.
+        let hashed = odd.as_str().strip_prefix("bus-usb-").unwrap();
+        assert_ne!(bus("usb", hashed, "").device_name(), odd);
+    }
+
+    #[test]
+    fn what_may_be_a_device_in_a_pod() {
+        let link = Link { kind: Some("macvlan".to_owned()), ..Link::default() };
+        let address = [2, 0, 0, 0, 0, 5];
+        assert!(virt("macvlan", Some(&address), None).may_be(&link, None));
+        assert!(!virt("veth", Some(&address), None).may_be(&link, None));
+        let nic = Link { perm_address: Some(LinkAddress::new(address.to_vec())), ..Link::default() };
+        assert!(virt("virtual", Some(&address), None).may_be(&nic, None));
+        assert!(!virt("virtual", Some(&[2, 0, 0, 0, 0, 6]), None).may_be(&nic, None));
+        assert!(pci("0000:8a:00.0", "").may_be(&nic, Some("0000:8a:00.0")) && !pci("0000:8a:00.0", "").may_be(&nic, None));
+        let representor = Link { phys_port_name: Some("pf0vf3".to_owned()), ..Link::default() };
+        assert!(!pci("0000:8a:00.0", "").may_be(&representor, Some("0000:8a:00.0")));
+        assert!(pci("0000:8a:00.0", "pf0vf3").may_be(&representor, Some("0000:8a:00.0")));
+        let parent = ParentDevice { bus: "vmbus".to_owned(), name: "a".to_owned() };
+        let synthetic = Link { parent_device: Some(parent), ..Link::default() };
+        assert!(bus("vmbus", "a", "").may_be(&synthetic, None) && !bus("vmbus", "b", "").may_be(&synthetic, None));
+    }
+
+    /// Texts that sanitising would make alike, and those that look like other parts of a name.
+    fn text() -> impl Strategy<Value = String> {
+        prop_oneof![
+            "[a-b.:_-]{0,4}",
+            "(0000|0001|10000):0[01]:00\\.[01]",
+            "(1|i7|x1|pf0vf3|p1|usb|dummy|tun|020000000005|0000-00-00-0)",
+            "x[0-9a-f]{32}",
+            "\\PC{0,70}",
+        ]
+    }
+
+    fn id() -> impl Strategy<Value = HardwareId> {
+        let address = prop_oneof![
+            Just(None),
+            Just(Some(vec![])),
+            Just(Some(vec![2, 0, 0, 0, 0, 5])),
+            proptest::collection::vec(0_u8..2, 0..33).prop_map(Some)
+        ];
+        let twin = proptest::option::of(0_u32..12);
+        prop_oneof![
+            (text(), text()).prop_map(|(address, port)| HardwareId::Pci { address, port }),
+            (text(), text(), text()).prop_map(|(bus, device, port)| HardwareId::Bus { bus, device, port }),
+            (text(), address, twin)
+                .prop_map(|(kind, address, twin)| { HardwareId::Virtual { kind, address: address.map(LinkAddress::new), twin } }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn every_id_has_a_name_and_no_two_share_one(ids in proptest::collection::btree_set(id(), 2..60)) {
+            let names: BTreeSet<_> = ids.iter().map(HardwareId::device_name).collect();
+            prop_assert_eq!(names.len(), ids.len());
+        }
+
+        #[test]
+        fn a_readable_name_is_never_one_that_another_hashed_id_has(id in id()) {
+            let name = id.device_name();
+            // Feed the name back as every part of another id.
+            for other in [pci(name.as_str(), ""), bus("bus", name.as_str(), ""), bus("usb", name.as_str(), ""), virt(name.as_str(), None, None)] {
+                prop_assert!(other == id || other.device_name() != name);
+            }
+            if let Some(device) = name.as_str().strip_prefix("bus-usb-") {
+                let other = bus("usb", device, "");
+                prop_assert!(other == id || other.device_name() != name);
+            }
+        }
+    }
 }

@@ -57,8 +57,12 @@ pub struct LinkFacts {
     pub numa_node: Option<u32>,
     /// Port of the device, from 0.
     pub dev_port: u32,
-    /// `p0`, `pf0vf3`, …
-    pub phys_port_name: Option<String>,
+}
+
+impl LinkFacts {
+    /// Of a link that sysfs does not have.
+    pub(super) const NONE: Self =
+        Self { is_virtual: false, device: None, device_path: None, pci: None, numa_node: None, dev_port: 0 };
 }
 
 /// What sysfs knows of an RDMA device.
@@ -106,7 +110,6 @@ impl Sysfs {
             facts.pci = self.pci_of(&device_path, facts.device.as_ref().map_or("", |(bus, _)| bus));
             facts.numa_node = self.numa_node(&device_path);
             facts.dev_port = number(&class.join("dev_port")).unwrap_or(0);
-            facts.phys_port_name = text(&class.join("phys_port_name"));
             facts.device_path = Some(device_path);
         }
         Ok(Some(facts))
