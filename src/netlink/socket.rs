@@ -76,8 +76,8 @@ pub struct Socket {
     inner: netlink_sys::Socket,
     sequence: u32,
     buffer: Vec<u8>,
-    /// A dump was left before its end (deadline); the kernel refuses the next one (`EBUSY`) until it is read to the end.
-    unfinished_dump: bool,
+    /// The sequence number of a dump whose end was not read. The kernel refuses the next one (`EBUSY`) until it is.
+    dumping: Option<u32>,
 }
 
 impl Socket {
@@ -94,7 +94,7 @@ impl Socket {
         inner.set_cap_ack(true)?;
         inner.set_netlink_get_strict_chk(true)?;
         set_receive_buffer(&inner, RECEIVE_BUFFER)?;
-        Ok(Self { inner, sequence: 0, buffer: Vec::with_capacity(DATAGRAM), unfinished_dump: false })
+        Ok(Self { inner, sequence: 0, buffer: Vec::with_capacity(DATAGRAM), dumping: None })
     }
 
     /// A socket of `protocol` in `netns`; the calling thread stays where it is.
@@ -146,7 +146,7 @@ impl Socket {
     fn dump_once(&mut self, message: &Message, deadline: Instant) -> Result<Option<Vec<Message>>, NetlinkError> {
         self.finish_dump(deadline)?;
         let sequence = self.send(std::slice::from_ref(message), NLM_F_DUMP, deadline)?;
-        self.unfinished_dump = true;
+        self.dumping = Some(sequence);
         let (mut all, mut bytes, mut interrupted) = (Vec::new(), 0, false);
         loop {
             match self.receive(deadline) {
@@ -169,22 +169,22 @@ impl Socket {
                 match frame.kind {
                     decode::NLMSG_NOOP | decode::NLMSG_OVERRUN => {}
                     decode::NLMSG_ERROR | decode::NLMSG_DONE => {
-                        self.unfinished_dump = false;
                         if frame.kind == decode::NLMSG_ERROR { frame.acknowledgement() } else { frame.done() }?;
                         return Ok((!interrupted).then_some(all));
                     }
                     _ => all.push(Message::of(&frame)),
                 }
             }
+            // The kernel makes the next part when we ask for it, so there is always something to read.
+            if Instant::now() >= deadline {
+                return Err(NetlinkError::Timeout);
+            }
         }
     }
 
     fn finish_dump(&mut self, deadline: Instant) -> Result<(), NetlinkError> {
-        while self.unfinished_dump {
+        while self.dumping.is_some() {
             self.receive(deadline)?;
-            let done =
-                |frame: Result<Frame<'_>, _>| frame.is_ok_and(|f| f.kind == decode::NLMSG_DONE || f.kind == decode::NLMSG_ERROR);
-            self.unfinished_dump = !decode::frames(&self.buffer).any(done);
         }
         Ok(())
     }
@@ -259,11 +259,24 @@ impl Socket {
                 Ok(length) if length > self.buffer.len() => {
                     return Err(NetlinkError::Protocol(format!("datagram of {length} bytes, room for {}", self.buffer.len())));
                 }
-                Ok(_) => return Ok(()),
+                Ok(_) => {
+                    self.note_end_of_dump();
+                    return Ok(());
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(deadline)?,
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    /// Whoever reads the end of a dump: it may be a later call that skips what is left of it.
+    fn note_end_of_dump(&mut self) {
+        let ends = |frame: &Frame<'_>| {
+            Some(frame.sequence) == self.dumping && matches!(frame.kind, decode::NLMSG_DONE | decode::NLMSG_ERROR)
+        };
+        if self.dumping.is_some() && decode::frames(&self.buffer).flatten().any(|frame| ends(&frame)) {
+            self.dumping = None;
         }
     }
 

@@ -1,0 +1,45 @@
+//! Running things as if on a node: in its network namespace, with a `/sys` that shows it.
+
+use std::io;
+use std::process::{Child, Command};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
+
+use super::{Node, failed, on_thread};
+
+/// Runs programs and closures on a node: in its network namespace and in a mount namespace of its own, with a fresh sysfs (sysfs
+/// shows the network namespace of whoever mounted it). Mounts made later on the outside below a shared mount are seen inside.
+#[derive(Debug)]
+pub struct NodeCommand;
+
+impl NodeCommand {
+    /// Spawns `command` on `node`.
+    ///
+    /// A child inherits the namespaces of the thread that makes it, so a thread enters them and spawns, and nothing has to run
+    /// between fork and exec.
+    ///
+    /// # Errors
+    /// When the namespaces can't be entered or made, or the program can't be run.
+    pub fn spawn(node: &Node, command: &mut Command) -> io::Result<Child> {
+        on_thread(|| enter(node).and_then(|()| command.spawn()))
+    }
+
+    /// Runs `work` on a thread on `node`.
+    ///
+    /// # Errors
+    /// When the namespaces can't be entered or made.
+    pub fn run<T: Send>(node: &Node, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+        on_thread(|| enter(node).map(|()| work()))
+    }
+}
+
+/// Puts the calling thread on the node, for good.
+fn enter(node: &Node) -> io::Result<()> {
+    setns(node.netns(), CloneFlags::CLONE_NEWNET).map_err(|errno| failed("entering the node's network namespace", errno))?;
+    unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| failed("making a mount namespace", errno))?;
+    // Slave: mounts from outside come in (pods' namespaces), ours stay inside.
+    let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
+    mount(None::<&str>, "/", None::<&str>, slave, None::<&str>).map_err(|errno| failed("making / a slave mount", errno))?;
+    mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>).map_err(|errno| failed("mounting /sys", errno))
+}
