@@ -13,7 +13,7 @@ runtime_suite=sid   runtime_packages=(containerd)
 stable_suite=bookworm stable_packages=(runc containernetworking-plugins busybox-static)
 format=1            # raise it when the content of DIR changes, so that older folders are made again
 
-dir=${1:-${DRANIC_CACHE:-$HOME/.cache/dranic}/containerd}
+dir=${1:-${DRANIC_CACHE:-${HOME:-/tmp}/.cache/dranic}/containerd}
 say() { echo "containerd.sh: $*" >&2; }
 unavailable() { say "no containerd: $*"; exit 75; }
 

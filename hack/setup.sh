@@ -45,7 +45,7 @@ if [ ${#packages[@]} -gt 0 ]; then
   "${install[@]}" -qq >/dev/null
 fi
 
-export PATH=$PATH:$HOME/.cargo/bin
+export PATH=$PATH:${HOME:-}/.cargo/bin
 if ! command -v cargo >/dev/null; then
   rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$(dirname "$0")/../Cargo.toml" | head -n 1)
   say "cargo is missing. Rust $rust or newer comes from https://rustup.rs (Debian 12's own is too old):"
