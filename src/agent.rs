@@ -21,10 +21,9 @@ use crate::attach::Engine;
 use crate::attach::engine::{DeviceSource, lent};
 use crate::dra::publisher::{PublishStatus, PublisherConfig};
 use crate::dra::{api, grpc, publisher};
-use crate::inventory::Scan;
-use crate::inventory::scan::ScanOptions;
 use crate::inventory::sysfs::Sysfs;
 use crate::inventory::watch::{Inventory, InventoryConfig};
+use crate::inventory::{Scan, ScanOptions};
 use crate::ledger::Ledger;
 use crate::netns::Netns;
 use crate::nri::session::{self, Margin, SessionConfig};
@@ -70,8 +69,8 @@ pub struct AgentConfig {
     pub http_address: SocketAddr,
     /// What to do at the deadline.
     pub on_overrun: OnOverrun,
-    /// Whether veth links are offered.
-    pub offer_veth: bool,
+    /// What is offered.
+    pub offer: ScanOptions,
     /// Time between full rescans.
     pub rescan: Duration,
     /// Root of sysfs.
@@ -173,7 +172,7 @@ async fn start(config: AgentConfig, stop: &CancellationToken) -> anyhow::Result<
         InventoryConfig {
             netns: host.try_clone()?,
             sysfs: Sysfs::new(&config.sysfs),
-            options: ScanOptions { offer_veth: config.offer_veth },
+            options: config.offer,
             rescan: config.rescan,
         },
         {

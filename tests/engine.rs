@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use common::{World, claim, config, pod_ref, sandbox};
 use dranic::attach::{AttachError, PrepareError};
 use dranic::ledger::Phase;
-use dranic::netdev::{link, host_state};
+use dranic::netdev::{host_state, link};
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::inventory::{Lent, Scan};
-use crate::ledger::{ClaimRecord, Ledger, LedgerError, Phase};
+use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, LedgerError, Phase};
 use crate::names::{ClaimUid, DeviceName, SandboxId};
 use crate::netlink::NetlinkError;
 use crate::netns::{Netns, NetnsError};
@@ -123,7 +123,17 @@ impl Engine {
 #[must_use]
 pub fn lent(ledger: &Ledger) -> Vec<Lent> {
     let records = ledger.all();
-    records.iter().flat_map(|record| record.devices.iter()).map(Lent::from).collect()
+    records.iter().flat_map(|record| record.devices.iter()).map(lent_device).collect()
+}
+
+fn lent_device(device: &DeviceRecord) -> Lent {
+    Lent {
+        name: device.device.clone(),
+        hardware: device.hardware.clone(),
+        attributes: device.attributes.clone(),
+        index: device.host.index,
+        host_name: device.host.name.clone(),
+    }
 }
 
 /// What can go wrong on the way to or from the kernel, below claims and pods.

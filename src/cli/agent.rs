@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 
 use super::Failure;
 use crate::agent::{AgentConfig, OnOverrun};
+use crate::inventory::ScanOptions;
 use crate::names::DNS_LABEL_MAX;
 
 /// How log lines look.
@@ -79,6 +80,10 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_OFFER_VETH")]
     pub offer_veth: bool,
 
+    /// Offer nothing while the host has no default route: before it has one, its uplink can't be told from its other NICs.
+    #[arg(long, env = "DRANIC_NEED_DEFAULT_ROUTE")]
+    pub need_default_route: bool,
+
     /// Seconds between full rescans of the host, beside those that events start.
     #[arg(long, env = "DRANIC_RESCAN", default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub rescan: u64,
@@ -148,7 +153,7 @@ impl AgentArgs {
             status_socket: self.status_socket,
             http_address: self.http_address,
             on_overrun: self.on_overrun,
-            offer_veth: self.offer_veth,
+            offer: ScanOptions { offer_veth: self.offer_veth, need_default_route: self.need_default_route },
             rescan: Duration::from_secs(self.rescan),
             sysfs: self.sysfs,
         };
@@ -160,7 +165,7 @@ impl AgentArgs {
 ///
 /// # Errors
 /// When a value is bad (exit 64) or the agent can't start or stop in order (exit 1).
-pub fn run(args: AgentArgs) -> Result<(), Failure> {
+pub(super) fn run(args: AgentArgs) -> Result<(), Failure> {
     let (config, format, filter) = args.check()?;
     crate::telemetry::start_logs(format == LogFormat::Json, filter);
     crate::agent::run_blocking(config).map_err(|error| Failure::failed(&error))

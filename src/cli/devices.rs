@@ -7,9 +7,8 @@ use serde::Serialize;
 
 use super::output::{print, table};
 use super::{Failure, Output};
-use crate::inventory::scan::{self, ScanOptions};
 use crate::inventory::sysfs::Sysfs;
-use crate::inventory::{Attribute, Attributes, Device, Scan, Withheld};
+use crate::inventory::{Attribute, Attributes, Device, Scan, ScanOptions, Withheld, watch};
 
 /// Flags of `dranic devices`.
 #[derive(Debug, Args)]
@@ -17,6 +16,10 @@ pub(super) struct DevicesArgs {
     /// Offer veth links too (see `dranic agent --help`).
     #[arg(long, env = "DRANIC_OFFER_VETH")]
     offer_veth: bool,
+
+    /// Offer nothing while there is no default route (see `dranic agent --help`).
+    #[arg(long, env = "DRANIC_NEED_DEFAULT_ROUTE")]
+    need_default_route: bool,
 
     /// Output format.
     #[arg(short, long, value_enum, default_value = "table")]
@@ -41,8 +44,8 @@ struct JsonDevice<'a> {
 }
 
 pub(super) fn run(args: &DevicesArgs) -> Result<(), Failure> {
-    let options = ScanOptions { offer_veth: args.offer_veth };
-    let scan = scan::once(&Sysfs::new(&args.sysfs), &options).map_err(|e| Failure { code: super::EXIT_FAILURE, message: e })?;
+    let options = ScanOptions { offer_veth: args.offer_veth, need_default_route: args.need_default_route };
+    let scan = watch::once(&Sysfs::new(&args.sysfs), options).map_err(|e| Failure { code: super::EXIT_FAILURE, message: e })?;
     match args.output {
         Output::Json => {
             let devices = scan.devices.iter().map(|d| JsonDevice { name: d.name.as_str(), attributes: &d.attributes }).collect();

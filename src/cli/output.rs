@@ -14,15 +14,15 @@ pub enum Output {
 
 /// A table without borders, as kubectl prints them.
 #[must_use]
-pub fn table(header: &[&str]) -> comfy_table::Table {
+pub(super) fn table(header: &[&str]) -> comfy_table::Table {
     let mut table = comfy_table::Table::new();
-    table.load_preset(comfy_table::presets::NOTHING);
+    table.load_style(comfy_table::presets::NOTHING);
     table.set_header(header.iter().copied());
     table
 }
 
 /// Prints `table` with two blanks between columns and none at the line ends.
-pub fn print(table: &comfy_table::Table) {
+pub(super) fn print(table: &comfy_table::Table) {
     for line in table.lines() {
         println!("{}", line.trim());
     }

@@ -154,6 +154,16 @@ fn open_monitor(config: &InventoryConfig) -> Result<Monitor, NetlinkError> {
     Monitor::open(&config.netns, &[Group::Link, Group::Address, Group::Route])
 }
 
+/// One look at the calling thread's host, with nothing lent: for the command line.
+///
+/// # Errors
+/// When links, addresses or routes can't be read.
+pub fn once(sysfs: &Sysfs, options: ScanOptions) -> Result<Scan, String> {
+    let netns = Netns::current().map_err(|error| error.to_string())?;
+    let snapshot = dump(&netns).map_err(|error| format!("can't read the host's links, addresses and routes: {error}"))?;
+    Ok(scan::build(Ok(&snapshot), sysfs, options, &[], None))
+}
+
 /// One look, and why it failed, if it did.
 fn look(config: &InventoryConfig, lent: &LentDevices, previous: Option<&Scan>) -> (Scan, Option<String>) {
     let mut before = lent();

@@ -48,8 +48,7 @@ impl DeviceSource for Links {
 }
 
 fn device(link: Link) -> Device {
-    let hardware =
-        HardwareId::Virtual { kind: "veth".to_owned(), address: link.address.clone(), twin: None };
+    let hardware = HardwareId::Virtual { kind: "veth".to_owned(), address: link.address.clone(), twin: None };
     Device { name: hardware.device_name(), hardware, link: Some(link), attributes: BTreeMap::new() }
 }
 
@@ -192,12 +191,8 @@ impl World {
                     for (n, device) in record.devices.iter_mut().enumerate() {
                         let index = 100 + u32::try_from(n).unwrap();
                         device.phase = Phase::Attaching;
-                        device.attachment = Some(Attachment {
-                            sandbox: id.clone(),
-                            netns_path: pod.path().to_owned(),
-                            netns: netns.id(),
-                            index,
-                        });
+                        device.attachment =
+                            Some(Attachment { sandbox: id.clone(), netns_path: pod.path().to_owned(), netns: netns.id(), index });
                         if n < count {
                             let m = moves::Move {
                                 index: device.host.index,

@@ -175,8 +175,10 @@ impl Cluster {
     /// # Errors
     /// When there is none.
     pub fn device(&self, name: &str) -> Result<String> {
-        let key = |device: &serde_json::Value| device["attributes"]["ifName"]["string"].as_str() == Some(name)
-            || device["attributes"][format!("{}/ifName", self.options.driver)]["string"].as_str() == Some(name);
+        let key = |device: &serde_json::Value| {
+            device["attributes"]["ifName"]["string"].as_str() == Some(name)
+                || device["attributes"][format!("{}/ifName", self.options.driver)]["string"].as_str() == Some(name)
+        };
         let slices = self.api.slices();
         let devices = slices.iter().filter_map(|s| s["spec"]["devices"].as_array()).flatten();
         let found = devices.into_iter().find(|d| key(d)).and_then(|d| d["name"].as_str());

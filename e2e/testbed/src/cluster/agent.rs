@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{NODE, Options};
-use crate::fabric::{NodeCommand, Node};
+use crate::fabric::{Node, NodeCommand};
 
 /// A running agent. Killed when dropped.
 #[derive(Debug)]
