@@ -84,7 +84,8 @@ pub(super) fn rdma_of<'a>(link: &Link, facts: &LinkFacts, devices: &'a [RdmaFact
 
 /// `value`, cut to what an attribute may have, between two characters.
 pub(super) fn text(value: &str) -> Attribute {
-    Attribute::String(value[..value.floor_char_boundary(TEXT_MAX)].to_owned())
+    let end = (0..=TEXT_MAX.min(value.len())).rev().find(|end| value.is_char_boundary(*end)).unwrap_or(0);
+    Attribute::String(value[..end].to_owned())
 }
 
 /// Comma list, in order, of the global unicast addresses of a family, as many whole ones as an attribute may have.
