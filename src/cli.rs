@@ -90,8 +90,9 @@ pub fn run() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "dranic", &mut std::io::stdout());
-            Ok(())
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "dranic", &mut script);
+            output::emit(&String::from_utf8_lossy(&script))
         }
     };
     match result {

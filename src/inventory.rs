@@ -2,7 +2,7 @@
 
 mod attributes;
 pub mod hardware;
-mod policy;
+pub(crate) mod policy;
 pub mod scan;
 pub mod sysfs;
 pub mod watch;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use super::output::{print, table};
+use super::output::{emit, emit_json, lines, table};
 use super::{Failure, Output};
 use crate::inventory::sysfs::Sysfs;
 use crate::inventory::{Attribute, Attributes, Device, Scan, ScanOptions, Withheld, watch};
@@ -49,36 +49,31 @@ pub(super) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     match args.output {
         Output::Json => {
             let devices = scan.devices.iter().map(|d| JsonDevice { name: d.name.as_str(), attributes: &d.attributes }).collect();
-            let json = Json { devices, withheld: &scan.withheld, problems: &scan.problems };
-            let text = serde_json::to_string_pretty(&json);
-            println!("{}", text.map_err(|e| Failure { code: super::EXIT_FAILURE, message: e.to_string() })?);
+            emit_json(&Json { devices, withheld: &scan.withheld, problems: &scan.problems })
         }
-        Output::Table => show(&scan),
+        Output::Table => emit(&text(&scan)),
     }
-    Ok(())
 }
 
-fn show(scan: &Scan) {
+fn text(scan: &Scan) -> String {
+    let mut text = String::new();
     if scan.devices.is_empty() {
-        println!("This node would publish no device.");
+        text.push_str("This node would publish no device.\n");
     } else {
         let mut rows = table(&["DEVICE", "LINK", "TYPE", "STATE", "MTU", "PCI", "NUMA", "RDMA"]);
-        for device in &scan.devices {
-            rows.add_row(row(device));
-        }
-        print(&rows);
+        rows.add_rows(scan.devices.iter().map(row));
+        text.push_str(&lines(&rows));
     }
     if !scan.withheld.is_empty() {
-        println!();
         let mut rows = table(&["NOT OFFERED", "REASON"]);
-        for link in &scan.withheld {
-            rows.add_row([&link.link, &link.reason]);
-        }
-        print(&rows);
+        rows.add_rows(scan.withheld.iter().map(|link| [&link.link, &link.reason]));
+        text.push('\n');
+        text.push_str(&lines(&rows));
     }
     for problem in &scan.problems {
-        println!("\nproblem: {problem}");
+        text.push_str(&format!("\nproblem: {problem}\n"));
     }
+    text
 }
 
 fn row(device: &Device) -> [String; 8] {

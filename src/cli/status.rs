@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::output::{print, table};
+use super::output::{emit, emit_json, lines, table};
 use super::{EXIT_FAILURE, EXIT_UNAVAILABLE, Failure, Output};
 use crate::agent::status::{ClaimStatus, DeviceStatus, Status};
 
@@ -27,19 +27,15 @@ pub(super) struct StatusArgs {
 }
 
 pub(super) fn run(args: &StatusArgs) -> Result<(), Failure> {
-    let text = ask(&args.status_socket)?;
-    let status: Status = serde_json::from_str(&text).map_err(|e| Failure {
+    let answer = ask(&args.status_socket)?;
+    let status: Status = serde_json::from_str(&answer).map_err(|e| Failure {
         code: EXIT_FAILURE,
         message: format!("the agent's answer can't be read ({e}); is it of another version?"),
     })?;
     match args.output {
-        Output::Json => {
-            let pretty = serde_json::to_string_pretty(&status);
-            println!("{}", pretty.map_err(|e| Failure { code: EXIT_FAILURE, message: e.to_string() })?);
-        }
-        Output::Table => show(&status),
+        Output::Json => emit_json(&status),
+        Output::Table => emit(&text(&status)),
     }
-    Ok(())
 }
 
 /// Reads the agent's JSON document.
@@ -64,25 +60,27 @@ fn ask(socket: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
-fn show(status: &Status) {
-    println!("Node:      {}", status.node);
-    println!("Driver:    {} ({})", status.driver, status.version);
-    println!("Kubelet:   {}", status.kubelet);
-    println!("NRI:       {}{}", if status.nri_connected { "" } else { "not connected: " }, status.nri);
+fn text(status: &Status) -> String {
     let error = status.publish_error.as_ref().map(|e| format!(" ({e})")).unwrap_or_default();
-    println!("Published: {} devices{error}", status.published_devices);
-    println!();
+    let mut text = format!(
+        "Node:      {}\nDriver:    {} ({})\nKubelet:   {}\nNRI:       {}{}\nPublished: {} devices{error}\n\n",
+        status.node,
+        status.driver,
+        status.version,
+        status.kubelet,
+        if status.nri_connected { "" } else { "not connected: " },
+        status.nri,
+        status.published_devices,
+    );
     if status.claims.is_empty() {
-        println!("No claim is prepared.");
-        return;
+        return text + "No claim is prepared.\n";
     }
     let mut rows = table(&["CLAIM", "POD", "DEVICE", "HOST", "IN POD", "PHASE", "TIMES", "ERROR"]);
     for claim in &status.claims {
-        for device in &claim.devices {
-            rows.add_row(row(claim, device));
-        }
+        rows.add_rows(claim.devices.iter().map(|device| row(claim, device)));
     }
-    print(&rows);
+    text.push_str(&lines(&rows));
+    text
 }
 
 fn row(claim: &ClaimStatus, device: &DeviceStatus) -> [String; 8] {

@@ -87,7 +87,8 @@ pub(super) fn withhold(
     }
 }
 
-fn why_needed(reason: &Needed, names: &BTreeMap<u32, &str>) -> String {
+/// Why the host needs a link, in words.
+pub(crate) fn why_needed(reason: &Needed, names: &BTreeMap<u32, &str>) -> String {
     let family = |ipv6: &bool| if *ipv6 { "IPv6" } else { "IPv4" };
     let table = |table: &u32| match table {
         254 => "main".to_owned(),

@@ -8,10 +8,11 @@ use super::{Engine, KernelError, look_deadline, micros_since, now_unix_ms};
 use crate::attach::plan::{self, PlanError};
 use crate::dra::resolve::{ResolvedClaim, ResolvedDevice};
 use crate::inventory::Device;
+use crate::inventory::policy::why_needed;
 use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, Durability, Phase, PodRef, StepTime};
 use crate::names::{DeviceName, PodLinkName};
 use crate::netdev::host_state::Snapshot;
-use crate::netdev::link;
+use crate::netdev::{link, uplink};
 use crate::netlink::RouteSocket;
 
 /// Why a claim can't be prepared. Nothing was changed, or it was put back.
@@ -25,6 +26,18 @@ pub enum PrepareError {
         /// Which device.
         device: DeviceName,
         /// Gone, or withheld and why.
+        why: String,
+    },
+    /// The host needs it by now.
+    #[error("claim {claim}: device {device} ({name}) is not lent: {why}; see: dranic devices")]
+    Needed {
+        /// Which claim.
+        claim: ClaimRef,
+        /// Which device.
+        device: DeviceName,
+        /// Its name on the host.
+        name: String,
+        /// Why, in words.
         why: String,
     },
     /// Another claim has it.
@@ -174,6 +187,8 @@ impl Engine {
             .host_socket()
             .and_then(|mut socket| Ok(Snapshot::take(&mut socket, look_deadline())?))
             .map_err(|e| kernel(claim, "reading the host's links, addresses and routes", e))?;
+        // The inventory may lag behind: a default route can have come by a device since it was published.
+        let needed = uplink::needed(&snapshot.links, &snapshot.routes);
         let mut names: BTreeMap<PodLinkName, DeviceName> = self
             .ledger
             .by_pod(&pod.uid)
@@ -183,6 +198,14 @@ impl Engine {
         let mut records = Vec::with_capacity(devices.len());
         for (wanted, device) in devices {
             let index = device.link.as_ref().map_or(0, |l| l.index);
+            if let Some(why) = needed.get(&index) {
+                return Err(PrepareError::Needed {
+                    claim: claim.claim.clone(),
+                    device: wanted.device.clone(),
+                    name: device.link.as_ref().map(|l| l.name.clone()).unwrap_or_default(),
+                    why: why_needed(why, &snapshot.links.iter().map(|l| (l.index, l.name.as_str())).collect()),
+                });
+            }
             let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel(claim, "reading sysctls", e.into()))?;
             let host = host.ok_or_else(|| PrepareError::NoDevice {
                 claim: claim.claim.clone(),
