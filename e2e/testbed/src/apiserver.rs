@@ -195,7 +195,10 @@ impl ApiServerDouble {
     /// Adds a Pod that runs on `node`; gives its UID.
     pub fn add_pod(&self, namespace: &str, name: &str, node: &str) -> String {
         let spec = json!({"nodeName": node, "containers": []});
-        self.put("pods", json!({"metadata": {"namespace": namespace, "name": name}, "spec": spec, "status": {"phase": "Pending"}}))
+        self.put(
+            "pods",
+            json!({"metadata": {"namespace": namespace, "name": name}, "spec": spec, "status": {"phase": "Pending"}}),
+        )
     }
 
     /// Deletes an object; whether it was there.

@@ -7,7 +7,9 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ApiError {
     /// No client could be made.
-    #[error("no access to the API server from {source_name}: {cause}; give a readable kubeconfig with --kubeconfig, or run in a pod with a service account")]
+    #[error(
+        "no access to the API server from {source_name}: {cause}; give a readable kubeconfig with --kubeconfig, or run in a pod with a service account"
+    )]
     Config {
         /// File, or the service account.
         source_name: String,
@@ -15,7 +17,9 @@ pub enum ApiError {
         cause: String,
     },
     /// 404.
-    #[error("{what}: not found ({text}); if nothing else is found either, the server may not serve resource.k8s.io/v1 (Kubernetes 1.34 or later does)")]
+    #[error(
+        "{what}: not found ({text}); if nothing else is found either, the server may not serve resource.k8s.io/v1 (Kubernetes 1.34 or later does)"
+    )]
     NotFound {
         /// Which request.
         what: String,
@@ -71,7 +75,9 @@ pub enum ApiError {
         retry_after: Option<Duration>,
     },
     /// No connection, no answer, or an answer that broke off.
-    #[error("{what}: the API server can't be reached ({cause}); it is tried again, check the network and --kubeconfig if it lasts")]
+    #[error(
+        "{what}: the API server can't be reached ({cause}); it is tried again, check the network and --kubeconfig if it lasts"
+    )]
     Unreachable {
         /// Which request.
         what: String,

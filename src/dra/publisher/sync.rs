@@ -246,10 +246,8 @@ impl Publisher {
     async fn delete(&mut self, slice: &ResourceSlice) -> Result<(), ApiError> {
         let name = slice.metadata.name.clone().unwrap_or_default();
         let what = Call::new("delete", "resource.k8s.io", "resourceslices", name.clone());
-        let exactly = Preconditions {
-            uid: slice.metadata.uid.clone(),
-            resource_version: slice.metadata.resource_version.clone(),
-        };
+        let exactly =
+            Preconditions { uid: slice.metadata.uid.clone(), resource_version: slice.metadata.resource_version.clone() };
         let params = DeleteParams::default().preconditions(exactly);
         let request = Request::new(ResourceSlice::url_path(&(), None)).delete(&name, &params);
         match call(&self.client, &what, request.map_err(|e| what.other(e.to_string()))?, OBJECT_MAX).await {
@@ -313,7 +311,10 @@ impl Publisher {
         let fields = dropped(sent, made);
         if !fields.is_subset(&self.dropped) {
             let fields: Vec<&str> = fields.iter().map(String::as_str).collect();
-            tracing::warn!(fields = fields.join(", "), "the API server dropped fields of ResourceSlices: a feature of the cluster is off");
+            tracing::warn!(
+                fields = fields.join(", "),
+                "the API server dropped fields of ResourceSlices: a feature of the cluster is off"
+            );
         }
         self.dropped.extend(fields);
         // One entry for each wanted slice is enough; older ones belong to content that is gone.

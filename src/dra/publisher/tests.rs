@@ -53,7 +53,7 @@ impl Server {
     }
 
     fn reach(&mut self, devices: &[Device]) -> Changes {
-        let wanted = split(devices.to_vec());
+        let wanted = super::split(devices.to_vec());
         let changes = plan(&self.list(), &wanted, &target());
         self.apply(changes.clone());
         changes
@@ -170,7 +170,9 @@ fn stale_slices_go_and_those_of_others_stay() {
 fn what_the_server_sets_is_no_difference_and_what_we_never_set_is() {
     let mut server = Server::default();
     server.reach(&[tainted("a")]);
-    assert!(server.slices.values().next().unwrap().spec.devices.as_ref().unwrap()[0].taints.as_ref().unwrap()[0].time_added.is_some());
+    assert!(
+        server.slices.values().next().unwrap().spec.devices.as_ref().unwrap()[0].taints.as_ref().unwrap()[0].time_added.is_some()
+    );
     assert!(server.reach(&[tainted("a")]).is_empty());
     let changes = server.reach(&[tainted("a"), device("b", 1)]);
     let kept = changes.update[0].spec.devices.as_ref().unwrap()[0].taints.as_ref().unwrap()[0].time_added.clone();
@@ -206,8 +208,14 @@ fn attributes_get_the_drivers_domain_and_bad_ones_are_dropped_by_name() {
     let long = "x".repeat(65);
     let scan = Scan {
         devices: vec![
-            found("net-b", &[("ifName", text("b")), ("alias", text(&long)), ("a-b", Attribute::Int(1)), ("/x", Attribute::Int(1))]),
-            found("net-a", &[("resource.kubernetes.io/numaNode", Attribute::Int(0)), (&format!("A.b/{long}"), Attribute::Int(1))]),
+            found(
+                "net-b",
+                &[("ifName", text("b")), ("alias", text(&long)), ("a-b", Attribute::Int(1)), ("/x", Attribute::Int(1))],
+            ),
+            found(
+                "net-a",
+                &[("resource.kubernetes.io/numaNode", Attribute::Int(0)), (&format!("A.b/{long}"), Attribute::Int(1))],
+            ),
             found("net-a", &[]),
         ],
         ..Scan::default()

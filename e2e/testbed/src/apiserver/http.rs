@@ -67,10 +67,12 @@ impl Named {
             Some(&"apis") => parts.drain(..3.min(parts.len())).skip(1).collect::<Vec<_>>().join("/"),
             _ => return None,
         };
-        let namespace = (parts.len() > 2 && parts[0] == "namespaces").then(|| parts.drain(..2).nth(1).unwrap_or_default().to_owned());
+        let namespace =
+            (parts.len() > 2 && parts[0] == "namespaces").then(|| parts.drain(..2).nth(1).unwrap_or_default().to_owned());
         let (resource, version, _, namespaced, _) = RESOURCES.iter().find(|r| Some(&r.0) == parts.first())?;
         let served = *version == group || (*resource == "events" && group == "events.k8s.io/v1");
-        let fits = served && parts.len() <= 3 && (*namespaced || namespace.is_none()) && parts.get(2).is_none_or(|s| *s == "status");
+        let fits =
+            served && parts.len() <= 3 && (*namespaced || namespace.is_none()) && parts.get(2).is_none_or(|s| *s == "status");
         let name = parts.get(1).map(|n| (*n).to_owned());
         fits.then_some(Self { resource, namespace, name, status: parts.len() == 3 })
     }
@@ -209,7 +211,11 @@ fn update(store: &mut Store, named: &Named, name: &str, mut object: Value) -> An
     let version = object["metadata"]["resourceVersion"].as_str().unwrap_or_default();
     if !version.is_empty() && old["metadata"]["resourceVersion"] != version {
         let text = "the object has been modified; please apply your changes to the latest version and try again";
-        return Err(Refusal::new(409, "Conflict", format!("Operation cannot be fulfilled on {} {name:?}: {text}", named.resource)));
+        return Err(Refusal::new(
+            409,
+            "Conflict",
+            format!("Operation cannot be fulfilled on {} {name:?}: {text}", named.resource),
+        ));
     }
     if named.status {
         let status = object.get("status").cloned();
@@ -308,7 +314,8 @@ fn decode(text: &str) -> String {
     let mut plain = Vec::with_capacity(bytes.len());
     let mut at = 0;
     while at < bytes.len() {
-        let hex = bytes.get(at + 1..at + 3).and_then(|h| std::str::from_utf8(h).ok()).and_then(|h| u8::from_str_radix(h, 16).ok());
+        let hex =
+            bytes.get(at + 1..at + 3).and_then(|h| std::str::from_utf8(h).ok()).and_then(|h| u8::from_str_radix(h, 16).ok());
         match (bytes[at], hex) {
             (b'%', Some(byte)) => {
                 plain.push(byte);

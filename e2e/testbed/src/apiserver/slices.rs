@@ -37,7 +37,10 @@ pub(super) fn validate(slice: &Value, old: Option<&Value>) -> Vec<Fault> {
     }
     for exclusive in ["nodeSelector", "allNodes", "perDeviceNodeSelection"] {
         if !spec[exclusive].is_null() {
-            fault("spec", format!("exactly one of nodeName, nodeSelector, allNodes, perDeviceNodeSelection: {exclusive} is set too"));
+            fault(
+                "spec",
+                format!("exactly one of nodeName, nodeSelector, allNodes, perDeviceNodeSelection: {exclusive} is set too"),
+            );
         }
     }
     devices(spec, &mut faults);
@@ -77,7 +80,10 @@ fn attributes(device: &Value, path: &str, faults: &mut Vec<Fault>) {
             let at = format!("{path}.{field}[{key}]");
             let (domain, id) = key.split_once('/').map_or((None, key.as_str()), |(d, i)| (Some(d), i));
             if domain.is_some_and(|d| !is_subdomain(d, 63)) {
-                faults.push((at.clone(), format!("Invalid value: {key:?}: the domain must be a DNS subdomain of at most 63 bytes")));
+                faults.push((
+                    at.clone(),
+                    format!("Invalid value: {key:?}: the domain must be a DNS subdomain of at most 63 bytes"),
+                ));
             }
             if !is_identifier(id) {
                 faults.push((at.clone(), format!("Invalid value: {key:?}: must be a C identifier of at most 32 bytes")));
