@@ -66,7 +66,8 @@ fn tidy(value: &mut Value, key: &str) {
             }
             // A false attribute is not the same as none: only the device's own flags default to false.
             let flags = ["allNodes", "allowMultipleAllocations", "bindsToNode"];
-            map.retain(|key, value| !is_empty(value) && !(flags.contains(&key.as_str()) && *value == Value::Bool(false)));
+            let off = |key: &str, value: &Value| flags.contains(&key) && *value == Value::Bool(false);
+            map.retain(|key, value| !is_empty(value) && !off(key, value));
         }
         Value::Array(items) => items.iter_mut().for_each(|item| tidy(item, key)),
         Value::String(text) if matches!(key, "value" | "default" | "min" | "max" | "step") => {

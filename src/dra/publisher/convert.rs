@@ -1,5 +1,6 @@
 //! The inventory's devices as the API's, without anything that the API would refuse. Pure.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute};
@@ -62,12 +63,14 @@ fn qualify<'a>(all: &'a Attributes, driver: &str, drop: &mut impl FnMut(&str, &s
     let mut good = BTreeMap::new();
     for (key, value) in all {
         let full = if key.contains('/') { key.clone() } else { format!("{driver}/{key}") };
-        if let Err(why) = check(&full, value) {
-            drop(key, &why);
-        } else if good.contains_key(&full) {
-            drop(key, "it is there twice, with and without the driver's domain");
-        } else {
-            good.insert(full, value);
+        match check(&full, value) {
+            Err(why) => drop(key, &why),
+            Ok(()) => match good.entry(full) {
+                Entry::Vacant(free) => {
+                    free.insert(value);
+                }
+                Entry::Occupied(_) => drop(key, "it is there twice, with and without the driver's domain"),
+            },
         }
     }
     good

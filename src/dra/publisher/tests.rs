@@ -24,6 +24,11 @@ fn tainted(name: &str) -> Device {
     Device { taints: Some(vec![taint]), ..device(name, 1500) }
 }
 
+fn spread(devices: &[Device]) -> Vec<Vec<Device>> {
+    let owned: Vec<Device> = devices.to_vec();
+    split(owned)
+}
+
 /// A server: applies changes, and sets what a server sets.
 #[derive(Default)]
 struct Server {
@@ -53,7 +58,7 @@ impl Server {
     }
 
     fn reach(&mut self, devices: &[Device]) -> Changes {
-        let wanted = split(devices.to_vec());
+        let wanted = spread(devices);
         let changes = plan(&self.list(), &wanted, &target());
         self.apply(changes.clone());
         changes
