@@ -30,10 +30,10 @@ flock 9             # tests of one run may ask at the same time
 if ready; then echo "$dir"; exit 0; fi
 
 # The mirror and the keys are the machine's own: the first Debian archive that apt already uses.
-read -r mirror keys < <(
-  apt-get indextargets --format '$(REPO_URI) $(SIGNED_BY) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 2>/dev/null |
-    awk '$(NF) == "main" && $(NF-1) ~ /^(bookworm|trixie|forky|sid|stable|testing|unstable)$/ { print $1, (NF > 3 ? $2 : ""); exit }'
-) || true
+source=$(apt-get indextargets --format '$(REPO_URI) $(SIGNED_BY) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 2>/dev/null |
+  awk '$(NF) == "main" && $(NF-1) ~ /^(bookworm|trixie|forky|sid|stable|testing|unstable)$/ { print $1, (NF > 3 ? $2 : ""); exit }') ||
+  source=
+read -r mirror keys <<<"$source" || true
 [ -n "${mirror:-}" ] || unavailable "apt has no source of Debian's main archive"
 [ -r "${keys:-}" ] || keys=/usr/share/keyrings/debian-archive-keyring.gpg
 [ -r "$keys" ] || unavailable "$keys is missing: apt-get install debian-archive-keyring"
