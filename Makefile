@@ -26,7 +26,9 @@ test: setup ## run all tests; ends with "N passed, N failed, N skipped"
 	@hack/test.sh
 
 demo: setup ## watch pods get NICs on a scratch node (NICS=8)
-	@cargo run --quiet --locked --package dranic-testbed --bin dranic-demo -- --nics $(NICS)
+	@echo "building the agent and the demo (the first time takes some minutes)"
+	@cargo build --locked --bin dranic --bin dranic-demo --workspace
+	@"$$(hack/target.sh)/debug/dranic-demo" --nics $(NICS)
 
 bench: setup ## measure a release build (BENCH_JSON=FILE keeps the figures)
 	@cargo build --release --locked --workspace

@@ -19,12 +19,12 @@ use dranic::netlink::{Request, RouteSocket};
 use dranic::netns::Netns;
 use dranic_testbed::fabric::{self, Fabric, NicSpec, Node, PodDir, PodNetns};
 
-pub fn deadline() -> Instant {
+pub(crate) fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
-pub struct World {
-    pub node: Node,
+pub(crate) struct World {
+    pub(crate) node: Node,
     pods: PodDir,
     state: PathBuf,
     _fabric: Fabric,
@@ -55,7 +55,7 @@ fn device(link: Link) -> Device {
 impl World {
     /// A node with `nics` NICs called nic0, nic1, …, up, MTU 9000, with an address each. None (and a line that says so) without
     /// root.
-    pub fn new(nics: u32) -> Option<Self> {
+    pub(crate) fn new(nics: u32) -> Option<Self> {
         if !fabric::root() {
             println!("skipped: needs root for network namespaces");
             return None;
@@ -80,7 +80,7 @@ impl World {
     }
 
     /// Waits until no address is tentative.
-    pub fn settle(&self) {
+    pub(crate) fn settle(&self) {
         let begin = Instant::now();
         loop {
             let seen = self.snapshot();
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    pub fn engine(&self) -> Engine {
+    pub(crate) fn engine(&self) -> Engine {
         let (ledger, bad) = Ledger::open(&self.state).unwrap();
         assert_eq!(bad, vec![]);
         let host = self.node.netns().try_clone().unwrap();
@@ -100,31 +100,31 @@ impl World {
         Engine::new(Arc::new(ledger), host, "boot-1".to_owned(), source)
     }
 
-    pub fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot::take(&mut self.node.socket().unwrap(), deadline()).unwrap()
     }
 
-    pub fn links(&self) -> Vec<Link> {
+    pub(crate) fn links(&self) -> Vec<Link> {
         link::list(&mut self.node.socket().unwrap(), deadline()).unwrap()
     }
 
-    pub fn device_names(&self) -> Vec<DeviceName> {
+    pub(crate) fn device_names(&self) -> Vec<DeviceName> {
         self.links().into_iter().filter(|l| l.name.starts_with("nic")).map(|l| device(l).name).collect()
     }
 
-    pub fn host_state_of(&self, index: u32) -> HostState {
+    pub(crate) fn host_state_of(&self, index: u32) -> HostState {
         let seen = self.snapshot();
         self.node.netns().run(|| seen.host_state(index)).unwrap().unwrap()
     }
 
-    pub fn host_states(&self) -> BTreeMap<String, HostState> {
+    pub(crate) fn host_states(&self) -> BTreeMap<String, HostState> {
         self.settle();
         let seen = self.snapshot();
         let nics = seen.links.iter().filter(|l| l.name.starts_with("nic"));
         nics.map(|l| (l.name.clone(), self.node.netns().run(|| seen.host_state(l.index)).unwrap().unwrap())).collect()
     }
 
-    pub fn assert_unchanged(&self, before: &BTreeMap<String, HostState>) {
+    pub(crate) fn assert_unchanged(&self, before: &BTreeMap<String, HostState>) {
         let after = self.host_states();
         assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
         for (name, state) in before {
@@ -132,40 +132,40 @@ impl World {
         }
     }
 
-    pub fn pod(&self, name: &str) -> PodNetns {
+    pub(crate) fn pod(&self, name: &str) -> PodNetns {
         self.pods.pod(name).unwrap()
     }
 
-    pub fn pod_snapshot(&self, pod: &PodNetns) -> Snapshot {
+    pub(crate) fn pod_snapshot(&self, pod: &PodNetns) -> Snapshot {
         Snapshot::take(&mut RouteSocket::open_in(&pod.netns().unwrap()).unwrap(), deadline()).unwrap()
     }
 
-    pub fn pod_links(&self, pod: &PodNetns) -> Vec<Link> {
+    pub(crate) fn pod_links(&self, pod: &PodNetns) -> Vec<Link> {
         self.pod_snapshot(pod).links
     }
 
-    pub fn pod_addresses(&self, pod: &PodNetns) -> Vec<String> {
+    pub(crate) fn pod_addresses(&self, pod: &PodNetns) -> Vec<String> {
         self.pod_snapshot(pod).addresses.iter().map(|(_, a)| format!("{}/{}", a.ip, a.prefix_len)).collect()
     }
 
     /// A file that leads to the node's own namespace, as a careless runtime might give it.
-    pub fn node_netns_file(&self) -> PathBuf {
+    pub(crate) fn node_netns_file(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.node.netns().as_fd().as_raw_fd()))
     }
 
-    pub fn unplug(&self, name: &str) {
+    pub(crate) fn unplug(&self, name: &str) {
         let mut socket = self.node.socket().unwrap();
         let found = link::by_name(&mut socket, name, deadline()).unwrap().unwrap();
         fabric::links::delete(&mut socket, found.index).unwrap();
     }
 
     /// Makes another link that is called `name`.
-    pub fn occupy(&self, name: &str) {
+    pub(crate) fn occupy(&self, name: &str) {
         fabric::links::create(&mut self.node.socket().unwrap(), "bridge", name).unwrap();
     }
 
     /// Adds a route to the plan of a prepared device that the kernel will refuse.
-    pub fn break_plan(&self, engine: &Engine, host_name: &str) {
+    pub(crate) fn break_plan(&self, engine: &Engine, host_name: &str) {
         for record in engine.records() {
             engine
                 .ledger()
@@ -181,7 +181,7 @@ impl World {
     }
 
     /// Leaves things as a crash in the middle of an attach would: all intents recorded, the first `count` links moved.
-    pub fn half_attached(&self, engine: &Engine, pod: &PodNetns, id: &SandboxId, count: usize) {
+    pub(crate) fn half_attached(&self, engine: &Engine, pod: &PodNetns, id: &SandboxId, count: usize) {
         let netns = pod.netns().unwrap();
         let mut host = self.node.socket().unwrap();
         for record in engine.records() {
@@ -212,11 +212,11 @@ impl World {
     }
 }
 
-pub fn config(text: &str) -> NetworkConfig {
+pub(crate) fn config(text: &str) -> NetworkConfig {
     if text.is_empty() { NetworkConfig::default() } else { dranic::config::parse(text).unwrap() }
 }
 
-pub fn claim(name: &str, devices: &[DeviceName], parameters: &str) -> ResolvedClaim {
+pub(crate) fn claim(name: &str, devices: &[DeviceName], parameters: &str) -> ResolvedClaim {
     let uid = ClaimUid::new(format!("uid-{name}")).unwrap();
     ResolvedClaim {
         claim: ClaimRef { namespace: "default".to_owned(), name: name.to_owned(), uid },
@@ -235,10 +235,10 @@ pub fn claim(name: &str, devices: &[DeviceName], parameters: &str) -> ResolvedCl
     }
 }
 
-pub fn pod_ref(name: &str) -> PodRef {
+pub(crate) fn pod_ref(name: &str) -> PodRef {
     PodRef { name: name.to_owned(), uid: PodUid::new(format!("pod-{name}")).unwrap() }
 }
 
-pub fn sandbox(name: &str) -> SandboxId {
+pub(crate) fn sandbox(name: &str) -> SandboxId {
     SandboxId::new(format!("sandbox-{name}")).unwrap()
 }

@@ -22,7 +22,7 @@ pub(super) fn of_pod(
 ) -> Vec<Neighbour> {
     let configured = config.neighbors.iter().flatten();
     let entry = |n: &crate::config::NeighborConfig| {
-        Some(Neighbour { ip: n.destination?, address: Some(n.hardware_addr.clone()?), flags: 0 })
+        Some(Neighbour { ip: n.destination?, address: Some(n.hardware_addr.clone()?), flags: 0, protocol: 0 })
     };
     let mut all: Vec<Neighbour> = configured.filter_map(entry).collect();
     let mut taken: HashSet<_> = all.iter().map(|n| n.ip).collect();

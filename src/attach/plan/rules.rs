@@ -58,6 +58,7 @@ fn configured(rule: &RuleConfig) -> Rule {
         table: rule.table.filter(|t| *t != 0).unwrap_or(TABLE_MAIN),
         action: TO_TABLE,
         invert: false,
+        tos: 0,
         protocol: PROTO_STATIC,
         input_link: None,
         output_link: None,
