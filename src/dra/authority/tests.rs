@@ -111,6 +111,35 @@ fn the_examples_of_the_rfc_are_understood() {
     assert_eq!(got, fields(&want.iter().map(|(n, v)| (*n, v.as_bytes())).collect::<Vec<_>>()));
 }
 
+/// Two calls on one connection, as Go's encoder (golang.org/x/net/http2/hpack) made them; the second is mostly indices.
+#[test]
+fn the_bytes_of_go_are_understood() {
+    let blocks = [
+        "8386459c62ba2d98d558598c84d83498f52fb4b31909b06931ea63115392a94f41ae54587b8ec545868346a8b0f5b632d054aa2c35d16cc6a9\
+         1158598c84d9e9516192c1d4622f217bad61665d07275f5f8b1d75d0620d263d4c4d65647a8a9acac8b4c7602bbc25c340027465864d833505\
+         b11f40899acac8b24d494f6a7f867df7df79eb7f",
+        "8386c3c2c1c0bf7e8669f7df7db6ad",
+    ];
+    let mut filter = HeaderFilter::default();
+    for (hex, timeout) in blocks.into_iter().zip(["999988u", "4999954u"]) {
+        let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect();
+        let mut out = Vec::new();
+        let head = Head { len: bytes.len(), kind: frame::HEADERS, flags: frame::END_HEADERS, stream: 1 };
+        filter.frame(head, &bytes, &mut out).unwrap();
+        let want = fields(&[
+            (":method", b"POST"),
+            (":scheme", b"http"),
+            (":path", b"/pluginregistration.Registration/GetInfo"),
+            (":authority", b"localhost"),
+            ("content-type", b"application/grpc"),
+            ("user-agent", b"grpc-go/1.82.1"),
+            ("te", b"trailers"),
+            ("grpc-timeout", timeout.as_bytes()),
+        ]);
+        assert_eq!(block(&mut Decoder::new(), &out).0, want);
+    }
+}
+
 #[test]
 fn other_frames_pass_unchanged() {
     let input =
