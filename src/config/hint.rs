@@ -15,7 +15,7 @@ pub(super) fn unknown_field(path: &serde_path_to_error::Path, message: &str) -> 
     if !message.starts_with("unknown field ") {
         return None;
     }
-    let key = match path.iter().last() {
+    let key = match path.iter().next_back() {
         Some(serde_path_to_error::Segment::Map { key }) => key.as_str(),
         _ => return None,
     };

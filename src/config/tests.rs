@@ -33,6 +33,31 @@ fn the_full_example_is_valid_and_nothing_is_lost() {
 }
 
 #[test]
+fn the_documentation_has_every_field_and_its_examples_are_valid() {
+    let text = include_str!("../../docs/configuration.md");
+    let examples: Vec<&str> = text.split("```json").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert_eq!(examples.len(), 2);
+    for example in &examples {
+        assert_eq!(faults(example), [""; 0]);
+    }
+    // The first example names all fields of the peer's; so do the tables.
+    let mut fields = Vec::new();
+    let mut open = vec![serde_json::from_str::<Value>(FULL).unwrap()];
+    while let Some(value) = open.pop() {
+        let inner = |key: &str| !["features", "privateFlags"].contains(&key);
+        fields.extend(value.as_object().into_iter().flatten().map(|(key, _)| key.clone()));
+        open.extend(value.as_object().into_iter().flatten().filter(|(key, _)| inner(key)).map(|(_, v)| v.clone()));
+        open.extend(value.as_array().into_iter().flatten().cloned());
+    }
+    for field in fields {
+        assert!(examples[0].contains(&format!("\"{field}\"")), "{field} is not in the example");
+        let in_table =
+            text.lines().any(|line| line.starts_with('|') && line.contains(&field)) || text.contains(&format!("### `{field}"));
+        assert!(in_table, "{field} is in no table");
+    }
+}
+
+#[test]
 fn the_vrf_and_dhcp_variants_are_valid() {
     let mut vrf: Value = serde_json::from_str(FULL).unwrap();
     vrf.as_object_mut().unwrap().remove("rules");

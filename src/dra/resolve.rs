@@ -78,7 +78,7 @@ pub enum ResolveError {
         /// Which claim.
         claim: ClaimRef,
         /// Which name.
-        source: crate::names::NameError,
+        source: Box<NameError>,
     },
     /// Configuration that is wrong: every fault, with its JSON path.
     #[error("claim {claim}, request {request}: {faults}")]
@@ -145,7 +145,7 @@ pub fn resolve(asked: &ClaimRef, claim: &ResourceClaim, raw: &str, driver: &str)
 
 /// The one pod that the claim is reserved for.
 fn consumer(claim: &ClaimRef, reserved_for: &[ResourceClaimConsumerReference]) -> Result<Option<PodRef>, ResolveError> {
-    let name_error = |source| ResolveError::Name { claim: claim.clone(), source };
+    let name_error = |source| ResolveError::Name { claim: claim.clone(), source: Box::new(source) };
     match reserved_for {
         [] => Ok(None),
         [one] if one.resource == "pods" && one.api_group.as_deref().unwrap_or_default().is_empty() => {
@@ -187,7 +187,7 @@ fn devices(
 }
 
 fn device(asked: &ClaimRef, result: &DeviceRequestAllocationResult, configs: &Configs) -> Result<ResolvedDevice, ResolveError> {
-    let name_error = |source| ResolveError::Name { claim: asked.clone(), source };
+    let name_error = |source| ResolveError::Name { claim: asked.clone(), source: Box::new(source) };
     let config = configs.of_request(&result.request).map_err(|faults| ResolveError::Config {
         claim: asked.clone(),
         request: result.request.chars().take(NAME_MAX).collect(),

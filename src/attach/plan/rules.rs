@@ -97,8 +97,9 @@ impl Pod<'_> {
         }
         let names_link = links.into_iter().any(|link| *link == self.host.name);
         if rule.action == TO_TABLE {
-            let known = self.tables.contains(&(rule.ipv6, rule.table));
-            if !known && !(names_link && KERNEL_TABLES.contains(&rule.table)) {
+            let has_route = self.tables.contains(&(rule.ipv6, rule.table));
+            let everywhere = names_link && KERNEL_TABLES.contains(&rule.table);
+            if !has_route && !everywhere {
                 return Some(format!("no route of table {} comes along", rule.table));
             }
         } else if !REFUSE.contains(&rule.action) || !names_link {
