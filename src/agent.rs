@@ -140,11 +140,19 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     let nri = start_nri(shared.clone(), nri_stop.clone())?;
     tracing::info!(node = %config.node_name, driver = %config.driver_name, "the agent runs");
 
-    let signal = signals.wait().await;
-    tracing::info!(signal, "stopping: no new prepares");
+    let mut serving = tokio::spawn(serving.stopped());
+    let broken = tokio::select! {
+        signal = signals.wait() => {
+            tracing::info!(signal, "stopping: no new prepares");
+            false
+        }
+        _ = &mut serving => true,
+    };
     let in_order = async {
         grpc_stop.cancel();
-        serving.stopped().await;
+        if !broken {
+            let _ = serving.await;
+        }
         registration.abort();
         nri_stop.cancel();
         let nri = tokio::task::spawn_blocking(move || nri.join());
@@ -156,6 +164,7 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     }
     stop.cancel();
     let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(publisher, http, status) }).await;
+    anyhow::ensure!(!broken, "the sockets for the kubelet broke (see the log)");
     tracing::info!("stopped");
     Ok(())
 }

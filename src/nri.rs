@@ -12,7 +12,7 @@ use std::future::Future;
 use std::time::Instant;
 
 /// Generated from `proto/nri.proto`.
-#[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
 pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/nri/nri.pkg.api.v1alpha1.rs"));
 }

@@ -20,35 +20,52 @@ pub(super) struct StepFailure {
 }
 
 /// Stages: all devices pass one before any enters the next, so that a rule or route of one may depend on a link of another.
-fn stage(step: &Step) -> u8 {
-    match step {
-        Step::Move { .. } | Step::Sysctl { .. } => 0,
-        Step::Address { .. } => 1,
-        Step::Up => 2,
-        Step::Neighbour { .. } => 3,
-        Step::Route { .. } => 4,
-        Step::Rule { .. } => 5,
-    }
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Addresses,
+    Up,
+    /// IPv6 addresses with a finite life time get their connected route only on a link that is up: the plan has them after it.
+    LateAddresses,
+    Neighbours,
+    Routes,
+    Rules,
+}
+
+/// The stage of each step of a plan but moves and sysctls, in the plan's order.
+fn staged(steps: &[Step]) -> impl Iterator<Item = (Stage, &Step)> {
+    let mut up = false;
+    steps.iter().filter_map(move |step| {
+        up |= matches!(step, Step::Up);
+        let stage = match step {
+            Step::Move { .. } | Step::Sysctl { .. } => return None,
+            Step::Address { .. } if up => Stage::LateAddresses,
+            Step::Address { .. } => Stage::Addresses,
+            Step::Up => Stage::Up,
+            Step::Neighbour { .. } => Stage::Neighbours,
+            Step::Route { .. } => Stage::Routes,
+            Step::Rule { .. } => Stage::Rules,
+        };
+        Some((stage, step))
+    })
 }
 
 /// Carries out every step but the moves.
 pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadline: Instant) -> Result<(), StepFailure> {
     write_sysctls(netns, jobs)?;
-    let mut work: Vec<(usize, &Step)> = jobs
+    let mut work: Vec<(usize, Stage, &Step)> = jobs
         .iter()
         .enumerate()
-        .flat_map(|(position, job)| job.device.plan.steps.iter().map(move |step| (position, step)))
-        .filter(|(_, step)| stage(step) > 0)
+        .flat_map(|(position, job)| staged(&job.device.plan.steps).map(move |(stage, step)| (position, stage, step)))
         .collect();
     // Stable: within a stage the plan's order holds.
-    work.sort_by_key(|(_, step)| stage(step));
-    let requests = work.iter().filter_map(|(position, step)| request(jobs[*position].index, step)).collect();
+    work.sort_by_key(|(_, stage, _)| *stage);
+    let requests = work.iter().filter_map(|(position, _, step)| request(jobs[*position].index, step)).collect();
     let results = socket.pipeline(requests, deadline);
-    for ((position, step), result) in work.iter().zip(results) {
+    for ((position, stage, step), result) in work.iter().zip(results) {
         match result {
             Ok(()) => {}
-            // Two claims of a pod, or a shared table: the same route or rule once more is what was wanted.
-            Err(e) if e.errno() == Some(nix::libc::EEXIST) && stage(step) >= 3 => {}
+            // Two devices of a pod may bring the same route or rule: once more is what was wanted.
+            Err(e) if e.errno() == Some(nix::libc::EEXIST) && *stage >= Stage::Neighbours => {}
             Err(e) => return Err(StepFailure { job: *position, step: describe(step), why: e.to_string() }),
         }
     }
@@ -56,13 +73,13 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
 }
 
 fn request(index: u32, step: &Step) -> Option<Request> {
-    Some(match step {
+    Some(match step.clone().by_link(index) {
         Step::Move { .. } | Step::Sysctl { .. } => return None,
         Step::Up => link::up_request(index, true),
-        Step::Address { address } => address::add_request(index, address),
-        Step::Neighbour { neighbour } => neighbour::add_request(index, neighbour),
-        Step::Route { route } => route::add_request(index, route, false),
-        Step::Rule { rule } => rule::add_request(rule),
+        Step::Address { address } => address::add_request(index, &address),
+        Step::Neighbour { neighbour } => neighbour::add_request(index, &neighbour),
+        Step::Route { route } => route::add_request(index, &route, false),
+        Step::Rule { rule } => rule::add_request(&rule),
     })
 }
 

@@ -182,7 +182,6 @@ impl Engine {
         pod: &PodRef,
         devices: &[(&ResolvedDevice, Device)],
     ) -> Result<Vec<DeviceRecord>, PrepareError> {
-        let start = Instant::now();
         let snapshot = self
             .host_socket()
             .and_then(|mut socket| Ok(Snapshot::take(&mut socket, look_deadline())?))
@@ -197,6 +196,7 @@ impl Engine {
             .collect();
         let mut records = Vec::with_capacity(devices.len());
         for (wanted, device) in devices {
+            let start = Instant::now();
             let index = device.link.as_ref().map_or(0, |l| l.index);
             if let Some(why) = needed.get(&index) {
                 return Err(PrepareError::Needed {

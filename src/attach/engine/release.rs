@@ -9,7 +9,7 @@ use crate::attach::Step;
 use crate::attach::plan::Undo;
 use crate::ledger::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Durability, Phase};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
-use crate::netdev::{Link, link, moves, rule};
+use crate::netdev::{Link, Rule, link, moves, rule};
 use crate::netlink::RouteSocket;
 use crate::netns::Netns;
 
@@ -119,7 +119,7 @@ impl Engine {
     fn release_from(&self, claim: &ClaimUid, attachment: &Attachment, devices: &[&DeviceRecord]) -> Vec<Released> {
         self.change(claim, devices, |device| device.phase = Phase::Releasing);
         let outcomes = match self.open_pod(attachment) {
-            Some(netns) => self.move_back(&netns, devices),
+            Some(netns) => self.move_back(&netns, devices, &self.rules_that_stay(claim, attachment, devices)),
             None => self.look_at_home(devices),
         };
         let home: Vec<&DeviceRecord> = devices
@@ -163,9 +163,23 @@ impl Engine {
         opened.filter(|netns| netns.id() == attachment.netns)
     }
 
-    fn move_back(&self, netns: &Netns, devices: &[&DeviceRecord]) -> Vec<Released> {
+    /// Rules that a device which stays in the namespace brought as well.
+    fn rules_that_stay(&self, claim: &ClaimUid, attachment: &Attachment, leaving: &[&DeviceRecord]) -> Vec<Rule> {
+        let Some(record) = self.ledger.get(claim) else { return Vec::new() };
+        let leaves = |device: &DeviceRecord| leaving.iter().any(|other| other.device == device.device);
+        self.ledger
+            .by_pod(&record.pod.uid)
+            .iter()
+            .flat_map(|r| &r.devices)
+            .filter(|d| d.attachment.as_ref().is_some_and(|a| a.netns == attachment.netns) && !leaves(d))
+            .flat_map(rules_of)
+            .collect()
+    }
+
+    fn move_back(&self, netns: &Netns, devices: &[&DeviceRecord], stay: &[Rule]) -> Vec<Released> {
         match self.both_sides(netns) {
             Ok((mut pod, inside, outside)) => {
+                delete_rules(&mut pod, devices, stay);
                 let mut home = Home::new(&outside);
                 devices.iter().map(|device| self.move_one_back(&mut pod, device, &inside, &mut home)).collect()
             }
@@ -185,7 +199,6 @@ impl Engine {
         let Some(found) = locate::find(device, index, inside) else {
             return self.at_home_or_gone(device, home.links);
         };
-        delete_rules(pod, device);
         let name = home.name_for(device);
         let back = moves::Move {
             index: found.index,
@@ -270,18 +283,19 @@ impl<'a> Home<'a> {
     }
 }
 
+fn rules_of(device: &DeviceRecord) -> Vec<Rule> {
+    let undo = device.plan.steps.iter().rev().map(Step::undo);
+    undo.filter_map(|undo| match undo {
+        Undo::DeleteRule { rule } => Some(rule),
+        Undo::MoveBack | Undo::WithMove => None,
+    })
+    .collect()
+}
+
 /// Rules stay in a namespace when a link leaves it.
-fn delete_rules(pod: &mut RouteSocket, device: &DeviceRecord) {
-    let requests = device
-        .plan
-        .steps
-        .iter()
-        .rev()
-        .filter_map(|step| match Step::undo(step) {
-            Undo::DeleteRule { rule } => Some(rule::delete_request(&rule)),
-            Undo::MoveBack | Undo::WithMove => None,
-        })
-        .collect();
+fn delete_rules(pod: &mut RouteSocket, devices: &[&DeviceRecord], stay: &[Rule]) {
+    let rules = devices.iter().flat_map(|device| rules_of(device)).filter(|rule| !stay.contains(rule));
+    let requests = rules.map(|rule| rule::delete_request(&rule)).collect();
     // One that is not there (the attach did not get so far) is what is wanted.
     drop(pod.pipeline(requests, look_deadline()));
 }

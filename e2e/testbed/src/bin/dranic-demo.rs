@@ -96,7 +96,10 @@ fn nics(half: u32) -> Vec<NicSpec> {
         rail: n,
         mtu: Some(9000),
         up: true,
-        addresses: vec![format!("10.100.{n}.1/24").parse().expect("an address"), format!("fd00:100:{n:x}::1/64").parse().expect("an address")],
+        addresses: vec![
+            format!("10.100.{n}.1/24").parse().expect("an address"),
+            format!("fd00:100:{n:x}::1/64").parse().expect("an address"),
+        ],
         ..NicSpec::default()
     });
     let b = (0..half).map(|n| NicSpec {
@@ -130,15 +133,15 @@ async fn demo(count: u32, program: PathBuf) -> Result<()> {
     cluster.start_agent()?;
     cluster.wait_ready(Duration::from_secs(30)).await?;
     let slices = cluster.api.slices().len();
-    time.say(format_args!("agent ready: registered with the kubelet, NRI synchronised, {count} devices in {slices} ResourceSlice(s)"));
+    time.say(format_args!(
+        "agent ready: registered with the kubelet, NRI synchronised, {count} devices in {slices} ResourceSlice(s)"
+    ));
 
     let (pod_a, pod_b) = (cluster.pod("pod-a")?, cluster.pod("pod-b")?);
     let names: Vec<String> = (0..count).map(|n| format!("nic{n}")).collect();
     let (for_a, for_b) = names.split_at(half as usize);
-    let claims = [
-        cluster.claim("claim-a", &pod_a, for_a, &[])?,
-        cluster.claim("claim-b", &pod_b, for_b, &configs("dranic.dev", half))?,
-    ];
+    let claims =
+        [cluster.claim("claim-a", &pod_a, for_a, &[])?, cluster.claim("claim-b", &pod_b, for_b, &configs("dranic.dev", half))?];
     time.say("claims allocated: pod-a keeps the host's addresses, pod-b has names, addresses and MTU by class and claim");
     cluster.prepare(&claims).await?;
     time.say("NodePrepareResources: both claims, host state recorded, links down");
@@ -186,7 +189,13 @@ fn show_attached(cluster: &Cluster, time: &mut Timeline) -> Result<()> {
         for device in &claim.devices {
             let steps: Vec<String> =
                 device.times.iter().map(|t| format!("{} {:.1} ms", t.step, t.micros as f64 / 1000.0)).collect();
-            time.note(format_args!("  {:<6} as {:<7} {:?}: {}", device.host_link, device.pod_link, device.phase, steps.join(", ")));
+            time.note(format_args!(
+                "  {:<6} as {:<7} {:?}: {}",
+                device.host_link,
+                device.pod_link,
+                device.phase,
+                steps.join(", ")
+            ));
         }
     }
     Ok(())
@@ -197,7 +206,8 @@ fn ping_all(a: &Pod, b: &Pod, half: u32, time: &mut Timeline) -> Result<()> {
     let mut slowest = Duration::ZERO;
     for n in 0..half {
         let (source, target) = (format!("10.100.{n}.1").parse()?, format!("10.100.{n}.2").parse()?);
-        let there = ping(&from, source, target, Duration::from_secs(5)).with_context(|| format!("ping pod-a to pod-b, pair {n}"))?;
+        let there =
+            ping(&from, source, target, Duration::from_secs(5)).with_context(|| format!("ping pod-a to pod-b, pair {n}"))?;
         let back = ping(&to, target, source, Duration::from_secs(5)).with_context(|| format!("ping pod-b to pod-a, pair {n}"))?;
         slowest = slowest.max(there).max(back);
     }
