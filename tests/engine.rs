@@ -6,7 +6,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{World, claim, config, pod_ref, sandbox};
-use dranic::attach::{AttachError, PrepareError};
+use dranic::attach::{AttachError, PrepareReason};
 use dranic::ledger::Phase;
 use dranic::netdev::{host_state, link};
 
@@ -88,7 +88,7 @@ fn another_claim_is_refused_with_the_owners_name() {
     let engine = world.engine();
     engine.prepare(&claim("first", &world.device_names(), ""), &pod_ref("a")).unwrap();
     let error = engine.prepare(&claim("second", &world.device_names(), ""), &pod_ref("b")).unwrap_err();
-    assert!(matches!(error, PrepareError::Held { .. }), "{error}");
+    assert!(matches!(*error.reason, PrepareReason::Held { .. }), "{error}");
     assert!(error.to_string().contains("default/first"), "{error}");
     engine.unprepare(&claim("first", &[], "").claim).unwrap();
     engine.prepare(&claim("second", &world.device_names(), ""), &pod_ref("b")).unwrap();

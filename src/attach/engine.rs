@@ -21,7 +21,7 @@ use crate::netns::{Netns, NetnsError};
 
 pub use attach::{AttachError, AttachTimes};
 pub use pods::PodGuard;
-pub use prepare::PrepareError;
+pub use prepare::{PrepareError, PrepareReason};
 pub use recover::Reconciled;
 pub use release::Released;
 

@@ -15,24 +15,31 @@ use crate::netdev::host_state::Snapshot;
 use crate::netdev::{link, uplink};
 use crate::netlink::RouteSocket;
 
-/// Why a claim can't be prepared. Nothing was changed, or it was put back.
+/// A claim can't be prepared. Nothing was changed, or it was put back.
 #[derive(Debug, thiserror::Error)]
-pub enum PrepareError {
+#[error("claim {claim}: {reason}")]
+pub struct PrepareError {
+    /// Which claim.
+    pub claim: Box<ClaimRef>,
+    /// Why.
+    #[source]
+    pub reason: Box<PrepareReason>,
+}
+
+/// Why a claim can't be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareReason {
     /// The device is not (or no longer) on this node.
-    #[error("claim {claim}: device {device} is not on this node: {why}")]
+    #[error("device {device} is not on this node: {why}")]
     NoDevice {
-        /// Which claim.
-        claim: ClaimRef,
         /// Which device.
         device: DeviceName,
         /// Gone, or withheld and why.
-        why: String,
+        why: &'static str,
     },
     /// The host needs it by now.
-    #[error("claim {claim}: device {device} ({name}) is not lent: {why}; see: dranic devices")]
+    #[error("device {device} ({name}) is not lent: {why}; see: dranic devices")]
     Needed {
-        /// Which claim.
-        claim: ClaimRef,
         /// Which device.
         device: DeviceName,
         /// Its name on the host.
@@ -41,22 +48,16 @@ pub enum PrepareError {
         why: String,
     },
     /// Another claim has it.
-    #[error(
-        "claim {claim}: device {device} is still held by claim {owner}; the kubelet will ask again until that one is unprepared"
-    )]
+    #[error("device {device} is still held by claim {owner}; the kubelet will ask again until that one is unprepared")]
     Held {
-        /// Which claim.
-        claim: ClaimRef,
         /// Which device.
         device: DeviceName,
         /// The claim that has it.
         owner: String,
     },
     /// There is no plan for it.
-    #[error("claim {claim}, request {request}, device {device}: {source}")]
+    #[error("request {request}, device {device}: {source}")]
     Plan {
-        /// Which claim.
-        claim: ClaimRef,
         /// Which request.
         request: String,
         /// Which device.
@@ -65,12 +66,8 @@ pub enum PrepareError {
         source: PlanError,
     },
     /// Two devices of the pod would have one name.
-    #[error(
-        "claim {claim}: devices {device} and {other} would both be called {name} in the pod; set interface.name for one of them"
-    )]
+    #[error("devices {device} and {other} would both be called {name} in the pod; set interface.name for one of them")]
     NameTwice {
-        /// Which claim.
-        claim: ClaimRef,
         /// The second device.
         device: DeviceName,
         /// The first device.
@@ -79,10 +76,8 @@ pub enum PrepareError {
         name: PodLinkName,
     },
     /// The kernel or the ledger refused.
-    #[error("claim {claim}: {step}: {source}; nothing was changed")]
+    #[error("{step}: {source}; nothing was changed")]
     Kernel {
-        /// Which claim.
-        claim: ClaimRef,
         /// What was tried.
         step: String,
         /// Why it failed.
@@ -94,15 +89,20 @@ impl Engine {
     /// Prepares `claim` for `pod`. The same claim again gives the same record and changes nothing.
     ///
     /// # Errors
-    /// See [`PrepareError`]; a retry is right for all but [`PrepareError::Plan`] and [`PrepareError::NameTwice`].
+    /// See [`PrepareReason`]; a retry is right for all but [`PrepareReason::Plan`] and [`PrepareReason::NameTwice`].
     pub fn prepare(&self, claim: &ResolvedClaim, pod: &PodRef) -> Result<Arc<ClaimRecord>, PrepareError> {
+        self.prepare_alone(claim, pod)
+            .map_err(|reason| PrepareError { claim: Box::new(claim.claim.clone()), reason: Box::new(reason) })
+    }
+
+    fn prepare_alone(&self, claim: &ResolvedClaim, pod: &PodRef) -> Result<Arc<ClaimRecord>, PrepareReason> {
         let _guard = self.pods.lock(&pod.uid);
         if let Some(record) = self.ledger.get(&claim.claim.uid) {
             if record.boot_id == self.boot_id {
                 return Ok(record);
             }
             // Of before a reboot: nothing of it is true any more.
-            self.forget(&record).map_err(|e| kernel(claim, "removing the record of before the reboot", e))?;
+            self.forget(&record).map_err(|e| kernel("removing the record of before the reboot", e))?;
         }
         self.reserve(claim)?;
         let prepared = self.prepare_reserved(claim, pod);
@@ -112,9 +112,9 @@ impl Engine {
         prepared
     }
 
-    fn prepare_reserved(&self, claim: &ResolvedClaim, pod: &PodRef) -> Result<Arc<ClaimRecord>, PrepareError> {
+    fn prepare_reserved(&self, claim: &ResolvedClaim, pod: &PodRef) -> Result<Arc<ClaimRecord>, PrepareReason> {
         let devices = self.find_devices(claim)?;
-        let records = self.plan_devices(claim, pod, &devices)?;
+        let records = self.plan_devices(pod, &devices)?;
         let record = ClaimRecord {
             claim: claim.claim.clone(),
             pod: pod.clone(),
@@ -122,25 +122,24 @@ impl Engine {
             boot_id: self.boot_id.clone(),
             devices: records,
         };
-        let record =
-            self.ledger.put(record, Durability::Disk).map_err(|e| kernel(claim, "writing the ledger", KernelError::from(e)))?;
+        let record = self.ledger.put(record, Durability::Disk).map_err(|e| kernel("writing the ledger", KernelError::from(e)))?;
         match self.take_down(&record) {
             Ok(record) => Ok(record),
             Err((step, error)) => {
                 self.put_back(&record);
-                Err(kernel(claim, step, error))
+                Err(kernel(step, error))
             }
         }
     }
 
     /// Reserves every device of the claim, or none.
-    fn reserve(&self, claim: &ResolvedClaim) -> Result<(), PrepareError> {
+    fn reserve(&self, claim: &ResolvedClaim) -> Result<(), PrepareReason> {
         let mut reserved = self.reserved();
         for device in &claim.devices {
             if let Some(owner) = reserved.get(&device.device).filter(|uid| **uid != claim.claim.uid) {
                 let owner =
                     self.ledger.get(owner).map_or_else(|| owner.to_string(), |r| format!("{} of pod {}", r.claim, r.pod.name));
-                return Err(PrepareError::Held { claim: claim.claim.clone(), device: device.device.clone(), owner });
+                return Err(PrepareReason::Held { device: device.device.clone(), owner });
             }
         }
         for device in &claim.devices {
@@ -153,7 +152,7 @@ impl Engine {
         self.reserved().retain(|_, owner| owner != claim);
     }
 
-    fn find_devices<'a>(&self, claim: &'a ResolvedClaim) -> Result<Vec<(&'a ResolvedDevice, Device)>, PrepareError> {
+    fn find_devices<'a>(&self, claim: &'a ResolvedClaim) -> Result<Vec<(&'a ResolvedDevice, Device)>, PrepareReason> {
         let mut scan = self.source.0.current();
         if claim.devices.iter().any(|d| scan.device(&d.device).is_none_or(|known| known.link.is_none())) {
             scan = self.source.0.rescan();
@@ -166,26 +165,15 @@ impl Engine {
         claim
             .devices
             .iter()
-            .map(|wanted| {
-                find(wanted).map_err(|why| PrepareError::NoDevice {
-                    claim: claim.claim.clone(),
-                    device: wanted.device.clone(),
-                    why: why.to_owned(),
-                })
-            })
+            .map(|wanted| find(wanted).map_err(|why| PrepareReason::NoDevice { device: wanted.device.clone(), why }))
             .collect()
     }
 
-    fn plan_devices(
-        &self,
-        claim: &ResolvedClaim,
-        pod: &PodRef,
-        devices: &[(&ResolvedDevice, Device)],
-    ) -> Result<Vec<DeviceRecord>, PrepareError> {
+    fn plan_devices(&self, pod: &PodRef, devices: &[(&ResolvedDevice, Device)]) -> Result<Vec<DeviceRecord>, PrepareReason> {
         let snapshot = self
             .host_socket()
             .and_then(|mut socket| Ok(Snapshot::take(&mut socket, look_deadline())?))
-            .map_err(|e| kernel(claim, "reading the host's links, addresses and routes", e))?;
+            .map_err(|e| kernel("reading the host's links, addresses and routes", e))?;
         // The inventory may lag behind: a default route can have come by a device since it was published.
         let needed = uplink::needed(&snapshot.links, &snapshot.routes);
         let mut names: BTreeMap<PodLinkName, DeviceName> = self
@@ -199,32 +187,24 @@ impl Engine {
             let start = Instant::now();
             let index = device.link.as_ref().map_or(0, |l| l.index);
             if let Some(why) = needed.get(&index) {
-                return Err(PrepareError::Needed {
-                    claim: claim.claim.clone(),
+                return Err(PrepareReason::Needed {
                     device: wanted.device.clone(),
                     name: device.link.as_ref().map(|l| l.name.clone()).unwrap_or_default(),
                     why: why_needed(why, &snapshot.links.iter().map(|l| (l.index, l.name.as_str())).collect()),
                 });
             }
-            let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel(claim, "reading sysctls", e.into()))?;
-            let host = host.ok_or_else(|| PrepareError::NoDevice {
-                claim: claim.claim.clone(),
+            let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel("reading sysctls", e.into()))?;
+            let host = host.ok_or_else(|| PrepareReason::NoDevice {
                 device: wanted.device.clone(),
-                why: "it went away just now; the kubelet will ask again".to_owned(),
+                why: "it went away just now; the kubelet will ask again",
             })?;
-            let plan = plan::plan(&wanted.config, &host).map_err(|source| PrepareError::Plan {
-                claim: claim.claim.clone(),
+            let plan = plan::plan(&wanted.config, &host).map_err(|source| PrepareReason::Plan {
                 request: wanted.request.clone(),
                 device: wanted.device.clone(),
                 source,
             })?;
             if let Some(other) = names.insert(plan.pod_link.clone(), wanted.device.clone()) {
-                return Err(PrepareError::NameTwice {
-                    claim: claim.claim.clone(),
-                    device: wanted.device.clone(),
-                    other,
-                    name: plan.pod_link,
-                });
+                return Err(PrepareReason::NameTwice { device: wanted.device.clone(), other, name: plan.pod_link });
             }
             records.push(DeviceRecord {
                 request: wanted.request.clone(),
@@ -279,6 +259,6 @@ impl Engine {
     }
 }
 
-fn kernel(claim: &ResolvedClaim, step: impl Into<String>, source: KernelError) -> PrepareError {
-    PrepareError::Kernel { claim: claim.claim.clone(), step: step.into(), source }
+fn kernel(step: impl Into<String>, source: KernelError) -> PrepareReason {
+    PrepareReason::Kernel { step: step.into(), source }
 }
