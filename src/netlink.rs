@@ -172,3 +172,37 @@ fn decoded(message: &Message) -> Result<RouteNetlinkMessage, NetlinkError> {
     RouteNetlinkMessage::deserialize(&header, &message.payload)
         .map_err(|error| NetlinkError::Protocol(format!("type {}: {error}", message.kind)))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn errors_say_what_the_kernel_said() {
+        let error = NetlinkError::Kernel { errno: libc::EINVAL, message: Some("mtu greater than device maximum".into()) };
+        assert_eq!(error.to_string(), "Invalid argument (os error 22): mtu greater than device maximum");
+        assert_eq!(error.errno(), Some(libc::EINVAL));
+        assert_eq!(NetlinkError::Timeout.errno(), None);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+        #[test]
+        fn any_message_is_decoded_or_refused(kind in 16u16..112, payload in proptest::collection::vec(any::<u8>(), 0..128)) {
+            let _ = decoded(&Message { kind, flags: 0, payload });
+        }
+
+        #[test]
+        fn messages_with_odd_attributes_are_decoded_or_refused(
+            kind in 16u16..34, attribute in 0u16..70, header in 4usize..25, value in proptest::collection::vec(any::<u8>(), 0..40),
+        ) {
+            let mut payload = vec![2; header];
+            payload.extend(u16::try_from(value.len() + 4).unwrap().to_ne_bytes());
+            payload.extend(attribute.to_ne_bytes());
+            payload.extend(value);
+            let _ = decoded(&Message { kind, flags: 0, payload });
+        }
+    }
+}

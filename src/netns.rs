@@ -71,7 +71,7 @@ impl Netns {
         let open_error = |source| NetnsError::Open { path: path.display().to_string(), source };
         // O_NONBLOCK: whoever hands us the path of a FIFO must not hang us.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(open_error)?;
-        if !is_netns(&file) {
+        if !is_netns(&file).map_err(open_error)? {
             return Err(NetnsError::NotNetns { path: path.display().to_string() });
         }
         let meta = file.metadata().map_err(open_error)?;
@@ -122,10 +122,15 @@ impl Netns {
 
 /// Whether `file` is a network namespace. nsfs holds all kinds, and a bind mount does not show its own; `setns(2)` compares the
 /// kind (`EINVAL`) before it looks at privileges, so asking it on a thread that ends at once tells without `unsafe`.
-fn is_netns(file: &File) -> bool {
-    let on_nsfs = fstatfs(file).is_ok_and(|stat| stat.filesystem_type() == NSFS_MAGIC);
+fn is_netns(file: &File) -> std::io::Result<bool> {
+    if !fstatfs(file).is_ok_and(|stat| stat.filesystem_type() == NSFS_MAGIC) {
+        return Ok(false);
+    }
     let of_kind = || setns(file, CloneFlags::CLONE_NEWNET) != Err(Errno::EINVAL);
-    on_nsfs && std::thread::scope(|scope| scope.spawn(of_kind).join().unwrap_or(false))
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("netns".to_owned()).spawn_scoped(scope, of_kind)?;
+        Ok(thread.join().unwrap_or(false))
+    })
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {

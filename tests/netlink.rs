@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dranic::netdev::link;
+use dranic::netdev::link::{self, Link};
 use dranic::netlink::{Message, NLM_F_DUMP, NLM_F_REQUEST, NetlinkError, Request, RouteSocket, Socket, decode};
 use dranic::netns::Netns;
 use dranic_testbed::fabric::links::{self, Veth, soon};
 use dranic_testbed::fabric::{new_netns, root, with_scratch_netns};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
-use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, LinkMessage};
 
 fn veth(socket: &mut RouteSocket, name: &str, peer: &str) -> u32 {
     Veth { name, peer, ..Veth::default() }.create(socket).unwrap();
@@ -160,22 +160,34 @@ fn a_socket_stays_in_the_namespace_it_was_made_in() {
     assert_eq!(inside_again.len(), 3);
 }
 
-/// Makes and deletes links in `netns` until told to stop; returns how often.
+/// The ends of a veth, one dumped early and one late (the kernel goes by index), which come and go in the same moment.
+const EARLY: u32 = 2;
+const LATE: u32 = 5000;
+
+/// Makes and deletes that veth in `netns` until told to stop; returns how often.
 fn churn(netns: &Netns, stop: &AtomicBool) -> u32 {
     let mut socket = RouteSocket::open_in(netns).unwrap();
+    let end = |index, name: &str| {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        message
+    };
     let mut rounds = 0;
     while !stop.load(Ordering::Relaxed) {
-        // An ifb is made without waiting for a grace period, so the table changes often.
-        links::create(&mut socket, "ifb", "churn").unwrap();
-        let index = links::find(&mut socket, "churn").unwrap().index;
-        links::delete(&mut socket, index).unwrap();
+        let mut message = end(EARLY, "early");
+        let peer = LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(end(LATE, "late"))));
+        message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Veth), peer]));
+        let create = Request { message: RouteNetlinkMessage::NewLink(message), flags: 0x600 };
+        socket.request(create, soon()).unwrap();
+        links::delete(&mut socket, EARLY).unwrap();
         rounds += 1;
     }
     rounds
 }
 
-/// Whether a dump made without any care is marked as interrupted.
-fn careless_dump_is_interrupted() -> bool {
+/// The links of a dump made without care for `NLM_F_DUMP_INTR`, and whether one of its messages had that flag.
+fn careless_dump() -> (Vec<Link>, bool) {
     let mut socket = netlink_sys::Socket::new(0).unwrap();
     socket.bind_auto().unwrap();
     let mut request = 32u32.to_ne_bytes().to_vec();
@@ -183,50 +195,67 @@ fn careless_dump_is_interrupted() -> bool {
     request.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
     request.resize(32, 0);
     socket.send(&request, 0).unwrap();
-    let mut interrupted = false;
+    let (mut links, mut interrupted) = (Vec::new(), false);
     loop {
         let mut buffer = Vec::with_capacity(64 << 10);
         socket.recv(&mut buffer, 0).unwrap();
         for frame in decode::frames(&buffer).map(Result::unwrap) {
             interrupted |= frame.flags & decode::NLM_F_DUMP_INTR != 0;
             if frame.kind == decode::NLMSG_DONE {
-                return interrupted;
+                return (links, interrupted);
             }
+            links.extend(link::parse(frame.payload));
         }
     }
 }
 
+/// Whether all links that never change are there.
+fn is_complete(links: &[Link]) -> bool {
+    links.iter().filter(|link| link.name.starts_with(['a', 'b'])).count() == 120
+}
+
+/// Whether the links can have been there at one time.
+fn is_consistent(links: &[Link]) -> bool {
+    let has = |index| links.iter().any(|link| link.index == index);
+    has(EARLY) == has(LATE)
+}
+
 #[test]
-fn dumps_under_churn_are_complete() {
+fn dumps_under_churn_are_complete_and_of_one_moment() {
     if !root() {
         return;
     }
     with_scratch_netns(|netns| {
         let mut socket = RouteSocket::open().unwrap();
+        links::create(&mut socket, "ifb", "first").unwrap();
         for i in 0..60 {
             veth(&mut socket, &format!("a{i}"), &format!("b{i}"));
         }
+        let first = links::find(&mut socket, "first").unwrap().index;
+        assert_eq!(first, EARLY);
+        links::delete(&mut socket, first).unwrap();
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let churning = scope.spawn(|| churn(netns, &stop));
-            let (mut dumps, mut interrupted, mut careless) = (0, 0, 0);
-            let until = Instant::now() + Duration::from_millis(1500);
+            let (mut dumps, mut interrupted, mut torn) = (0, 0, 0);
+            let until = soon();
             let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                while Instant::now() < until {
+                // Until we know that a careless dump would have gone wrong.
+                while Instant::now() < until && (torn < 5 || dumps < 300) {
                     let found = link::list(&mut socket, soon()).unwrap();
-                    let stable = found.iter().filter(|link| link.name.starts_with(['a', 'b'])).count();
-                    assert_eq!(stable, 120, "a link that never changed is missing");
+                    assert!(is_complete(&found), "a link that never changed is missing");
+                    assert!(is_consistent(&found), "the dump mixes two moments");
                     dumps += 1;
-                    careless += 1;
-                    interrupted += u32::from(careless_dump_is_interrupted());
+                    let (found, marked) = careless_dump();
+                    interrupted += u32::from(marked);
+                    torn += u32::from(!is_consistent(&found));
                 }
             }));
             stop.store(true, Ordering::Relaxed);
             let rounds = churning.join().unwrap();
-            println!("{dumps} dumps complete in {rounds} rounds of churn; without care {interrupted} of {careless} interrupted");
+            println!("{dumps} dumps good in {rounds} rounds of churn; without care {interrupted} interrupted, {torn} wrong");
             checked.unwrap();
-            assert!(rounds > 0 && dumps > 0);
-            assert!(interrupted > 0, "the churn interrupts no dump: the test tests nothing");
+            assert!(torn > 0, "the churn disturbs no dump: the test tests nothing");
         });
     });
 }

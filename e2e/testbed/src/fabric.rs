@@ -194,3 +194,6 @@ fn failed(what: &str, errno: nix::errno::Errno) -> io::Error {
     let error = io::Error::from(errno);
     io::Error::new(error.kind(), format!("{what}: {error}"))
 }
+
+#[cfg(test)]
+mod tests;

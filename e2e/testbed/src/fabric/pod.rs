@@ -26,9 +26,10 @@ impl PodDir {
     pub fn new(path: &Path) -> Result<Self> {
         let made = !path.exists();
         fs::create_dir_all(path).with_context(|| format!("making {}", path.display()))?;
+        let mounted = mount(Some("dranic-pods"), path, Some("tmpfs"), MsFlags::empty(), Some("mode=755"));
+        mounted.map_err(|errno| failed(&format!("mounting a tmpfs on {}", path.display()), errno))?;
+        // From here on there is something to undo.
         let dir = Self { path: path.to_owned(), made };
-        mount(Some("dranic-pods"), path, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))
-            .map_err(|errno| failed(&format!("mounting a tmpfs on {}", path.display()), errno))?;
         mount(None::<&str>, path, None::<&str>, MsFlags::MS_SHARED, None::<&str>)
             .map_err(|errno| failed(&format!("sharing {}", path.display()), errno))?;
         Ok(dir)
