@@ -256,6 +256,12 @@ fn each_change_is_seen_and_undone() {
             let report = host.restore_fully(&before);
             assert_eq!(report.respected, NOTHING, "{line}");
         }
+        support::tc("qdisc del dev nic0.7 parent 1:1 handle 2:");
+        assert_eq!(compare(&before, &host.state()).len(), 1);
+        host.restore_fully(&before);
+        support::tc("qdisc del dev nic0.7 root");
+        assert_eq!(compare(&before, &host.state()).len(), 2);
+        host.restore_fully(&before);
         for key in ["ipv4/conf/arp_announce", "ipv6/conf/hop_limit", "ipv6/neigh/mcast_solicit"] {
             dranic::netdev::sysctl::write(support::NIC, key, "2").unwrap();
             let found: Vec<String> = compare(&before, &host.state()).into_iter().map(|d| d.what).collect();

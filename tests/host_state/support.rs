@@ -103,6 +103,12 @@ pub(crate) fn ip(lines: &str) {
     }
 }
 
+/// Runs the `tc` program (it comes with `ip`).
+pub(crate) fn tc(line: &str) {
+    let out = Command::new("tc").args(line.split(' ')).output().unwrap();
+    assert!(out.status.success(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
 /// A host as above in the calling thread's (scratch) namespace.
 pub(crate) struct Host {
     pub(crate) socket: RouteSocket,
@@ -132,6 +138,8 @@ impl Host {
             dranic::netdev::sysctl::write(NIC, key, value).unwrap();
         }
         ip(RICH);
+        tc("qdisc add dev nic0.7 root handle 1: tbf rate 1gbit burst 64kb latency 50ms");
+        tc("qdisc add dev nic0.7 parent 1:1 handle 2: pfifo limit 77");
         host.wait_for_dad();
         host
     }

@@ -7,8 +7,9 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, Prop};
 
 use super::super::link::IFF_UP;
-use super::super::{Address, Link, Neighbour, Route, address, link, sysctl};
+use super::super::{Address, Link, Neighbour, Route, address, link, qdisc, sysctl};
 use super::compare::same_link_address;
+use super::sound::sound;
 use super::{FLAGS, HostState, RestoreReport, recorded_flags};
 use crate::netlink::{NetlinkError, Request, RouteSocket};
 
@@ -16,13 +17,14 @@ use crate::netlink::{NetlinkError, Request, RouteSocket};
 const IFLA_IFALIAS: u16 = 20;
 
 /// Puts the link with `index`, which is on the host already, back to `state`: name first, then altnames, MTU, MAC, flags,
-/// master, sysctls, up or down, addresses, neighbours, routes. Goes on after a failure; doing it twice changes nothing.
+/// master, sysctls, queueing, up or down, addresses, neighbours, routes. Goes on after a failure; doing it twice changes nothing.
 /// Call it on a thread in the host's namespace.
 ///
 /// It waits for IPv6 duplicate address detection (up to 3 s) only where a route names such an address as its source. Rules
 /// stayed on the host and are left alone.
 pub fn restore(socket: &mut RouteSocket, index: u32, state: &HostState, deadline: Instant) -> RestoreReport {
     let mut report = RestoreReport::default();
+    let state = &sound(state, &mut report);
     match link::by_index(socket, index, deadline) {
         Ok(Some(link)) => Restorer { socket, state, link, deadline, report: &mut report, foreign: Foreign::default() }.run(),
         Ok(None) => report.failed.push(("link".into(), format!("there is no link with index {index}; is it still in a pod?"))),
@@ -60,6 +62,7 @@ impl Restorer<'_> {
         self.flags();
         self.master();
         self.sysctls();
+        self.qdiscs();
         self.admin_state();
         self.ip();
     }
@@ -223,6 +226,26 @@ impl Restorer<'_> {
         self.report.restored.extend(written.into_iter().map(|key| format!("sysctl {key}")));
         for (key, error) in failed {
             self.failed(&format!("sysctl {key}"), error);
+        }
+    }
+
+    fn qdiscs(&mut self) {
+        let now = match qdisc::list(self.socket, self.deadline) {
+            Ok(all) => super::of_link(&all, self.link.index),
+            Err(error) => return self.failed("qdiscs", error),
+        };
+        for wanted in &self.state.qdiscs {
+            match now.iter().find(|there| there.parent == wanted.parent) {
+                Some(there) if there == wanted => {}
+                Some(there) => self.report.respected.push(format!("qdisc {wanted} is now {there}")),
+                None => {
+                    let result = self.socket.request(qdisc::add_request(self.link.index, wanted), self.deadline);
+                    self.done(&format!("qdisc {:x}", wanted.handle), format!("qdisc {wanted}"), result);
+                }
+            }
+        }
+        for extra in now.iter().filter(|there| !self.state.qdiscs.iter().any(|wanted| wanted.parent == there.parent)) {
+            self.report.respected.push(format!("qdisc {extra} was added meanwhile"));
         }
     }
 

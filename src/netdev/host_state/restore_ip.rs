@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
 
 use super::super::address::IFA_F_TENTATIVE;
-use super::super::{Address, Neighbour, NextHop, Route, address, neighbour, raw, route};
+use super::super::{Address, Neighbour, NextHop, Route, address, neighbour, route};
 use super::compare::{address_key, same_address, same_route, with_index};
 use super::kernel_made;
 use super::restore::{Foreign, Restorer};
@@ -125,7 +125,6 @@ impl Restorer<'_> {
                 Some(there) if !self.is_part(there, route) => {
                     self.report.respected.push(format!("route {route} is now {there}"));
                 }
-                _ if !is_readable(route) => self.failed(&format!("route {}", route.destination), "the record is damaged"),
                 _ => missing.push(route.clone()),
             }
         }
@@ -228,9 +227,4 @@ impl Restorer<'_> {
 
 fn same_entry(a: &Neighbour, b: &Neighbour) -> bool {
     a.ip == b.ip && a.is_proxy() == b.is_proxy()
-}
-
-/// Whether the attributes it carries as hex can be read.
-fn is_readable(route: &Route) -> bool {
-    raw::is_valid(&route.other) && route.next_hops.iter().all(|hop| raw::is_valid(&hop.other))
 }

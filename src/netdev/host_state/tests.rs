@@ -36,6 +36,7 @@ fn state() -> HostState {
         rules: vec![Rule::to_table(false, 100), Rule::to_table(true, 100)],
         neighbours: vec![Neighbour::permanent(ip("10.0.0.9"), "02:00:00:00:00:09".parse().unwrap())],
         sysctls: [("ipv4/conf/rp_filter".to_owned(), "2".to_owned())].into(),
+        qdiscs: vec![Qdisc { parent: u32::MAX, handle: 0x8001_0000, kind: "pfifo".into(), options: String::new() }],
     }
 }
 
@@ -44,7 +45,7 @@ type Change = fn(&mut HostState);
 
 #[test]
 fn each_change_is_one_difference() {
-    let changes: [(&str, Change); 26] = [
+    let changes: [(&str, Change); 27] = [
         ("name", |s| s.name = "rail1".into()),
         ("altname other", |s| drop(s.alt_names.pop())),
         ("altname new", |s| s.alt_names.push("new".into())),
@@ -71,6 +72,7 @@ fn each_change_is_one_difference() {
         ("rule", |s| drop(s.rules.pop())),
         ("neighbour 10.0.0.9", |s| s.neighbours[0].flags = 0x80),
         ("sysctl ipv4/conf/rp_filter", |s| s.sysctls.clear()),
+        ("qdisc ffffffff", |s| s.qdiscs[0].kind = "fq".into()),
     ];
     assert_eq!(compare(&state(), &state()), []);
     for (what, change) in changes {
@@ -129,6 +131,29 @@ fn what_was_and_what_is() {
 fn the_ledgers_form_is_read_back() {
     let text = serde_json::to_string(&state()).unwrap();
     assert_eq!(serde_json::from_str::<HostState>(&text).unwrap(), state());
+}
+
+#[test]
+fn a_damaged_record_is_refused_item_by_item() {
+    let mut damaged = state();
+    damaged.alt_names.push("x".repeat(70_000));
+    damaged.alias = Some("x".repeat(256));
+    damaged.addresses[1].label = Some("x".repeat(70_000));
+    damaged.routes[0].other = "0".into();
+    damaged.routes[1].metrics = vec![(1, 1); 10_000];
+    damaged.routes[2].next_hops = vec![NextHop::by(1, None); 5_000];
+    damaged.qdiscs[0].kind = "x".repeat(70_000);
+    let mut report = RestoreReport::default();
+    let sound = sound::sound(&damaged, &mut report);
+    let what: Vec<&str> = report.failed.iter().map(|(what, _)| what.get(..11).unwrap_or(what)).collect();
+    assert_eq!(
+        what,
+        ["altname xxx", "alias", "address 10.", "route 10.1.", "route 10.1.", "route 10.2.", "qdisc 80010000".get(..11).unwrap()]
+    );
+    assert_eq!((sound.alt_names.len(), sound.addresses.len(), sound.routes.len(), sound.qdiscs.len()), (2, 2, 1, 0));
+    let mut report = RestoreReport::default();
+    assert_eq!(sound::sound(&state(), &mut report), state());
+    assert!(report.failed.is_empty());
 }
 
 fn link(index: u32, name: &str) -> Link {
