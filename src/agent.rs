@@ -1,1 +1,306 @@
 //! Starts the legs in order, stops them in order; nothing else.
+
+mod claims;
+mod hooks;
+mod http;
+mod sockets;
+pub mod status;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::ValueEnum;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::attach::Engine;
+use crate::attach::engine::{DeviceSource, lent};
+use crate::dra::publisher::{PublishStatus, PublisherConfig};
+use crate::dra::{api, grpc, publisher};
+use crate::inventory::sysfs::Sysfs;
+use crate::inventory::watch::{Inventory, InventoryConfig};
+use crate::inventory::{Scan, ScanOptions};
+use crate::ledger::Ledger;
+use crate::netns::Netns;
+use crate::nri::session::{self, Margin, SessionConfig};
+use crate::telemetry::Metrics;
+
+pub use hooks::NriState;
+
+/// What to do when an attach outlasts the runtime's budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnOverrun {
+    /// Let it go on; no container of the pod is let through before it is complete.
+    Defer,
+    /// Fail the sandbox and take everything back.
+    Fail,
+}
+
+/// Everything the agent was told, checked.
+#[derive(Debug, Clone)]
+pub struct AgentConfig {
+    /// Name of this node in the API.
+    pub node_name: String,
+    /// Driver name.
+    pub driver_name: String,
+    /// Kubeconfig; in-cluster where absent.
+    pub kubeconfig: Option<PathBuf>,
+    /// The kubelet's root folder.
+    pub kubelet_root: PathBuf,
+    /// UID of this agent's pod.
+    pub instance: Option<String>,
+    /// The runtime's NRI socket.
+    pub nri_socket: PathBuf,
+    /// Two digits.
+    pub nri_index: String,
+    /// Least time left for an answer.
+    pub nri_margin: Duration,
+    /// Folder of the ledger.
+    pub state_dir: PathBuf,
+    /// Folder of CDI specs.
+    pub cdi_dir: PathBuf,
+    /// Socket of `dranic status`.
+    pub status_socket: PathBuf,
+    /// Address of health and metrics.
+    pub http_address: SocketAddr,
+    /// What to do at the deadline.
+    pub on_overrun: OnOverrun,
+    /// What is offered.
+    pub offer: ScanOptions,
+    /// Time between full rescans.
+    pub rescan: Duration,
+    /// Root of sysfs.
+    pub sysfs: PathBuf,
+}
+
+/// How long running calls and attaches may take after SIGTERM. With what follows it stays under 10 s.
+const STOP_LIMIT: Duration = Duration::from_millis(8500);
+
+/// What the legs share.
+pub(crate) struct Shared {
+    pub(crate) config: AgentConfig,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) inventory: Arc<Inventory>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) nri: watch::Sender<NriState>,
+    pub(crate) registration: watch::Sender<grpc::Registration>,
+    pub(crate) published: watch::Sender<PublishStatus>,
+    /// Work that outlives the call that began it.
+    pub(crate) background: TaskTracker,
+}
+
+/// Makes a runtime and runs the agent in it until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it can't start.
+pub fn run_blocking(config: AgentConfig) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .thread_name("dranic")
+        .build()
+        .context("can't start the runtime's threads")?;
+    let result = runtime.block_on(run(config));
+    // A thread that hangs in the kernel must not keep the process from ending.
+    runtime.shutdown_timeout(Duration::from_millis(500));
+    result
+}
+
+/// Runs the agent until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it can't start; each error names the flag or the file.
+pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
+    let mut signals = Signals::new()?;
+    let stop = CancellationToken::new();
+    let shared = Arc::new(start(config, &stop).await?);
+    let config = &shared.config;
+
+    let http = http::serve(shared.clone(), stop.clone()).await?;
+    let status = sockets::serve_status(shared.clone(), stop.clone())?;
+    let client = api::client(config.kubeconfig.as_deref()).await?;
+    let grpc_stop = CancellationToken::new();
+    let serving = grpc::serve(
+        grpc::SocketConfig {
+            kubelet_root: config.kubelet_root.clone(),
+            driver: config.driver_name.clone(),
+            instance: config.instance.clone(),
+        },
+        Arc::new(claims::Claims::new(shared.clone(), client.clone())),
+        grpc_stop.clone(),
+    )
+    .await?;
+    let registration = tokio::spawn(forward(serving.registered.clone(), shared.clone()));
+    let publisher = tokio::spawn(publish(client, shared.clone(), stop.clone()));
+    let nri_stop = CancellationToken::new();
+    let nri = start_nri(shared.clone(), nri_stop.clone())?;
+    tracing::info!(node = %config.node_name, driver = %config.driver_name, "the agent runs");
+
+    let mut serving = tokio::spawn(serving.stopped());
+    let broken = tokio::select! {
+        signal = signals.wait() => {
+            tracing::info!(signal, "stopping: no new prepares");
+            false
+        }
+        _ = &mut serving => true,
+    };
+    let in_order = async {
+        grpc_stop.cancel();
+        if !broken {
+            let _ = serving.await;
+        }
+        registration.abort();
+        nri_stop.cancel();
+        let nri = tokio::task::spawn_blocking(move || nri.join());
+        shared.background.close();
+        let _ = tokio::join!(shared.background.wait(), nri);
+    };
+    if tokio::time::timeout(STOP_LIMIT, in_order).await.is_err() {
+        tracing::warn!("an attach or a call still runs; the next start goes on from the ledger");
+    }
+    stop.cancel();
+    let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(publisher, http, status) }).await;
+    anyhow::ensure!(!broken, "the sockets for the kubelet broke (see the log)");
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn start(config: AgentConfig, stop: &CancellationToken) -> anyhow::Result<Shared> {
+    let boot_id = read_boot_id().context("can't read the boot id")?;
+    let (ledger, bad) = Ledger::open(&config.state_dir)?;
+    for file in bad {
+        tracing::error!(path = %file.path.display(), reason = %file.reason, "a record can't be read and does not count");
+    }
+    let ledger = Arc::new(ledger);
+    let host = Netns::current()?;
+    let inventory = Inventory::start(
+        InventoryConfig {
+            netns: host.try_clone()?,
+            sysfs: Sysfs::new(&config.sysfs),
+            options: config.offer,
+            rescan: config.rescan,
+        },
+        {
+            let ledger = ledger.clone();
+            Arc::new(move || lent(&ledger))
+        },
+        stop.clone(),
+    )
+    .await?;
+    let inventory = Arc::new(inventory);
+    let source = Arc::new(Source { inventory: inventory.clone(), runtime: tokio::runtime::Handle::current() });
+    let engine = Arc::new(Engine::new(ledger, host, boot_id, source));
+    {
+        let engine = engine.clone();
+        tokio::task::spawn_blocking(move || engine.recover()).await.context("recovery failed")?;
+    }
+    Ok(Shared {
+        metrics: Arc::new(Metrics::new()),
+        engine,
+        inventory,
+        nri: watch::Sender::new(NriState::default()),
+        registration: watch::Sender::new(grpc::Registration::Waiting),
+        published: watch::Sender::new(PublishStatus::default()),
+        background: TaskTracker::new(),
+        config,
+    })
+}
+
+struct Source {
+    inventory: Arc<Inventory>,
+    runtime: tokio::runtime::Handle,
+}
+
+impl DeviceSource for Source {
+    fn current(&self) -> Arc<Scan> {
+        self.inventory.current()
+    }
+
+    fn rescan(&self) -> Arc<Scan> {
+        self.runtime.block_on(self.inventory.rescan_now())
+    }
+}
+
+/// The NRI leg has a thread and a runtime of its own: every pod of the node waits for its answers, and one thread answers
+/// without waking others.
+fn start_nri(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<std::thread::JoinHandle<()>> {
+    let config = SessionConfig::new(
+        shared.config.nri_socket.clone(),
+        &shared.config.driver_name,
+        &shared.config.nri_index,
+        Margin { least: shared.config.nri_margin, ..Margin::default() },
+        tokio::runtime::Handle::current(),
+    )?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start the NRI leg")?;
+    let hooks = Arc::new(hooks::Hooks::new(shared));
+    std::thread::Builder::new()
+        .name("dranic-nri".to_owned())
+        .spawn(move || runtime.block_on(session::run(config, hooks, stop)))
+        .context("can't start the NRI leg's thread")
+}
+
+async fn forward(mut from: watch::Receiver<grpc::Registration>, shared: Arc<Shared>) {
+    loop {
+        let state = from.borrow_and_update().clone();
+        shared.registration.send_replace(state);
+        if from.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn publish(client: kube::Client, shared: Arc<Shared>, stop: CancellationToken) {
+    let driver = shared.config.driver_name.clone();
+    let (devices, receiver) = watch::channel(Arc::new(Vec::new()));
+    let mut scans = shared.inventory.subscribe();
+    let config = PublisherConfig { driver: driver.clone(), node_name: shared.config.node_name.clone() };
+    let convert = async {
+        loop {
+            let scan = scans.borrow_and_update().clone();
+            let (all, refused) = publisher::devices(&scan, &driver);
+            for why in refused {
+                tracing::warn!(why, "not published");
+            }
+            shared.metrics.devices.set(i64::try_from(all.len()).unwrap_or(i64::MAX));
+            devices.send_replace(Arc::new(all));
+            if scans.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    // The first list is there before the publisher looks: it must not publish an empty one.
+    tokio::pin!(convert);
+    tokio::select! {
+        biased;
+        () = &mut convert => {}
+        () = publisher::run(client, config, receiver, shared.published.clone(), stop) => {}
+    }
+}
+
+/// Of this boot of the machine.
+fn read_boot_id() -> std::io::Result<String> {
+    Ok(std::fs::read_to_string(Path::new("/proc/sys/kernel/random/boot_id"))?.trim().to_owned())
+}
+
+struct Signals {
+    term: tokio::signal::unix::Signal,
+    int: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+    }
+
+    async fn wait(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.term.recv() => "SIGTERM",
+            _ = self.int.recv() => "SIGINT",
+        }
+    }
+}

@@ -1,1 +1,115 @@
-//! The command line.
+//! The command line: parsing, dispatch, exit codes.
+
+mod agent;
+mod devices;
+mod output;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+pub use agent::AgentArgs;
+pub use output::Output;
+
+/// A value on the command line or in the environment can't be used: `EX_USAGE` of `sysexits.h`.
+pub const EXIT_USAGE: u8 = 64;
+/// Something failed while running.
+pub const EXIT_FAILURE: u8 = 1;
+/// The agent that was asked is not there: `EX_UNAVAILABLE` of `sysexits.h`.
+pub const EXIT_UNAVAILABLE: u8 = 69;
+
+const AFTER_HELP: &str = "\
+Examples:
+  dranic devices                      what this node would publish, without a cluster
+  dranic agent --node-name node-1     run the agent (normally the DaemonSet does)
+  dranic status -o json               what the running agent has prepared and attached
+
+Exit codes: 0 done, 1 failed, 64 a flag or variable has a bad value, 69 no agent answers.";
+
+/// A Kubernetes DRA network driver with a built-in NRI leg.
+#[derive(Debug, Parser)]
+#[command(name = "dranic", version, about, after_help = AFTER_HELP, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the node agent.
+    Agent(Box<AgentArgs>),
+    /// List the devices this node would publish, and the links it keeps back; needs no cluster.
+    Devices(devices::DevicesArgs),
+    /// Ask the running agent for claims, attachments, phases and step times.
+    Status(status::StatusArgs),
+    /// Print a shell completion script.
+    Completion {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Why a command failed, with the exit code.
+#[derive(Debug)]
+pub struct Failure {
+    /// Exit code.
+    pub code: u8,
+    /// One line for people.
+    pub message: String,
+}
+
+impl Failure {
+    /// A failure while running.
+    #[must_use]
+    pub fn failed(error: &anyhow::Error) -> Self {
+        Self { code: EXIT_FAILURE, message: format!("{error:#}") }
+    }
+
+    /// A flag or variable with a bad value.
+    #[must_use]
+    pub fn usage(flag: &str, why: impl std::fmt::Display) -> Self {
+        Self { code: EXIT_USAGE, message: format!("{flag}: {why}\nFor more information, try 'dranic agent --help'.") }
+    }
+}
+
+/// Runs the program with the process's arguments.
+#[must_use]
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let code = if error.use_stderr() { EXIT_USAGE } else { 0 };
+            // Printing fails only when the output is closed; there is nobody left to tell then.
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    let result = match cli.command {
+        Command::Agent(args) => agent::run(*args),
+        Command::Devices(args) => devices::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "dranic", &mut script);
+            output::emit(&String::from_utf8_lossy(&script))
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("dranic: {}", failure.message);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -3,11 +3,30 @@
 //! The JSON is the peer's (DRANET), so that existing manifests run unchanged. `docs/configuration.md` has every field.
 
 mod duplicates;
+mod hint;
+mod merge;
+mod support;
+mod text;
 mod types;
 mod validate;
 
+#[cfg(test)]
+mod tests;
+
 pub use duplicates::duplicate_keys;
 pub use types::{EthtoolConfig, InterfaceConfig, NeighborConfig, NetworkConfig, RouteConfig, RuleConfig, VrfConfig};
+
+use duplicates::PathText;
+use serde_json::Value;
+
+/// Largest parameters we read, in bytes. The API server takes up to 10 KiB (`OpaqueParametersMaxLength`); the rest is head room.
+pub const PARAMETERS_MAX: usize = 64 * 1024;
+/// Deepest nesting of objects and lists we read. The deepest field, `interface.vrf.name`, needs 3.
+pub const NESTING_MAX: usize = 16;
+/// Longest message of a fault, in characters: the decoder's messages quote values of any length.
+const MESSAGE_MAX: usize = 400;
+/// Path of the parameters as a whole.
+const ROOT: &str = "(root)";
 
 /// What is wrong with one field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -19,12 +38,72 @@ pub struct FieldError {
     pub message: String,
 }
 
-/// Parses parameters strictly: unknown, duplicate and wrong-case keys are refused with their path. Does not validate values
-/// across fields: see [`NetworkConfig::validate`].
+impl FieldError {
+    fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { path: path.into(), message: message.into().chars().take(MESSAGE_MAX).collect() }
+    }
+}
+
+/// Parses parameters strictly: unknown, duplicate and wrong-case keys are refused with their path. `null` is the same as absent.
+/// Does not validate values across fields: see [`NetworkConfig::validate`].
 ///
 /// # Errors
 /// The first fault with its path.
 pub fn parse(json: &str) -> Result<NetworkConfig, FieldError> {
-    let _ = json;
-    todo!()
+    if json.len() > PARAMETERS_MAX {
+        return Err(FieldError::new(ROOT, format!("has {} bytes; at most {PARAMETERS_MAX} are read", json.len())));
+    }
+    let value: Value = serde_json::from_str(json).map_err(|e| FieldError::new(ROOT, format!("is not JSON: {e}")))?;
+    if let Some(path) = duplicate_keys(json).into_iter().next() {
+        return Err(FieldError::new(path, "stands twice in the same object; remove one"));
+    }
+    if deeper_than(&value, NESTING_MAX) {
+        return Err(FieldError::new(ROOT, format!("is nested more than {NESTING_MAX} levels deep")));
+    }
+    if let Some(path) = list_for_object(&value) {
+        return Err(FieldError::new(path, "must be an object, not a list"));
+    }
+    decode(value)
+}
+
+fn decode(value: Value) -> Result<NetworkConfig, FieldError> {
+    let config: Option<NetworkConfig> = serde_path_to_error::deserialize(value).map_err(|error| {
+        let mut path = PathText::default();
+        for segment in error.path() {
+            match segment {
+                serde_path_to_error::Segment::Seq { index } => path.push_index(*index),
+                serde_path_to_error::Segment::Map { key } => path.push_key(key),
+                _ => {}
+            }
+        }
+        let message = error.inner().to_string();
+        let message = hint::unknown_field(error.path(), &message).unwrap_or(message);
+        FieldError::new(if path.is_empty() { ROOT } else { path.as_str() }, message)
+    })?;
+    Ok(config.unwrap_or_default())
+}
+
+fn deeper_than(value: &Value, levels: usize) -> bool {
+    let inside = |v: &Value| levels == 0 || deeper_than(v, levels - 1);
+    match value {
+        Value::Object(map) => levels == 0 || map.values().any(inside),
+        Value::Array(list) => levels == 0 || list.iter().any(inside),
+        _ => false,
+    }
+}
+
+/// The first place where a list stands for an object. The derived decoders would take its elements as fields, in order.
+fn list_for_object(root: &Value) -> Option<String> {
+    let single = [
+        (ROOT, Some(root)),
+        ("interface", root.get("interface")),
+        ("interface.vrf", root.pointer("/interface/vrf")),
+        ("ethtool", root.get("ethtool")),
+    ];
+    let lists = ["routes", "rules", "neighbors"].into_iter().flat_map(|name| {
+        let elements = root.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        elements.iter().enumerate().filter(|(_, e)| e.is_array()).map(move |(i, _)| format!("{name}[{i}]"))
+    });
+    let wrong = |(path, value): (&str, Option<&Value>)| value.is_some_and(Value::is_array).then(|| path.to_owned());
+    single.into_iter().find_map(wrong).or_else(|| lists.into_iter().next())
 }

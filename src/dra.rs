@@ -14,17 +14,17 @@ use crate::names::DeviceName;
 /// Generated from `proto/`: the kubelet's protocols.
 pub mod proto {
     /// Plugin registration, v1.
-    #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
+    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
     pub mod registration {
         include!(concat!(env!("OUT_DIR"), "/pluginregistration/pluginregistration.rs"));
     }
     /// DRA plugin, v1.
-    #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
+    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
     pub mod v1 {
         include!(concat!(env!("OUT_DIR"), "/dra_v1/k8s.io.kubelet.pkg.apis.dra.v1.rs"));
     }
     /// DRA plugin, v1beta1.
-    #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
+    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
     pub mod v1beta1 {
         include!(concat!(env!("OUT_DIR"), "/dra_v1beta1/k8s.io.kubelet.pkg.apis.dra.v1beta1.rs"));
     }

@@ -1,6 +1,8 @@
 //! Links and PCI functions as DRA devices with attributes.
 
+mod attributes;
 pub mod hardware;
+pub(crate) mod policy;
 pub mod scan;
 pub mod sysfs;
 pub mod watch;
@@ -13,6 +15,7 @@ use crate::names::DeviceName;
 use crate::netdev::Link;
 
 pub use hardware::HardwareId;
+pub use watch::{Inventory, InventoryConfig, InventoryError};
 
 /// Value of a device attribute. Strings have at most 64 bytes (`DeviceAttributeMaxValueLength`, `k8s.io/api/resource/v1`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +63,20 @@ pub struct Lent {
     pub hardware: HardwareId,
     /// As published when it was lent.
     pub attributes: Attributes,
+    /// Its index on the host when it was lent.
+    pub index: u32,
+    /// Its name on the host when it was lent.
+    pub host_name: String,
+}
+
+/// What the operator wants to be offered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ScanOptions {
+    /// Offer veth links too. Off: on a node they are the host's ends of pods. On: for tests and machines without other NICs.
+    pub offer_veth: bool,
+    /// Offer nothing while the host has no default route: at boot the uplink can't be told from the others before it has one. Off:
+    /// for nodes that never have one.
+    pub need_default_route: bool,
 }
 
 /// What one scan found.
@@ -80,3 +97,6 @@ impl Scan {
         self.devices.iter().find(|d| &d.name == name)
     }
 }
+
+#[cfg(test)]
+mod tests;

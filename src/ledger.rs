@@ -1,8 +1,12 @@
 //! The durable record of what we meant to do: one JSON file per claim.
 
 mod file;
+mod folder;
 pub mod record;
 mod store;
 
 pub use record::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Phase, PodRef, StepTime};
 pub use store::{Durability, Ledger, LedgerError, Quarantined};
+
+#[cfg(test)]
+mod tests;

@@ -60,6 +60,13 @@ macro_rules! name_type {
             }
         }
 
+        // For look-ups by text without an allocation; `Hash`, `Eq` and `Ord` above are those of the text.
+        impl std::borrow::Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
         impl TryFrom<String> for $name {
             type Error = NameError;
             fn try_from(value: String) -> Result<Self, NameError> {

@@ -3,14 +3,16 @@
 //! Knows the protocol, nothing of netlink and nothing of claims.
 
 pub mod dispatch;
+mod hook;
 pub mod mux;
 pub mod session;
+mod wire;
 
 use std::future::Future;
 use std::time::Instant;
 
 /// Generated from `proto/nri.proto`.
-#[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
 pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/nri/nri.pkg.api.v1alpha1.rs"));
 }
@@ -59,7 +61,8 @@ pub struct HookError(pub String);
 /// Run still works): the implementation orders them.
 pub trait SandboxHandler: Send + Sync + 'static {
     /// Whether this pod has anything to do with us. Called for every request, on the connection's task: a map look-up, no I/O.
-    /// Only pods for which this is true reach `run_pod_sandbox` and `create_container`.
+    /// Only pods for which this is true reach the hooks below; for others the runtime gets an empty answer at once. So it stays true
+    /// as long as anything of the pod is to be undone.
     fn is_ours(&self, pod_uid: &str) -> bool;
 
     /// A sandbox was made. Must end before `deadline`, which already leaves the margin for the answer.

@@ -1,1 +1,119 @@
 //! Metrics and logs.
+
+use std::sync::atomic::AtomicI64;
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use tracing_subscriber::EnvFilter;
+
+/// Starts log output on stderr. Called once; a second call changes nothing.
+pub fn start_logs(json: bool, filter: EnvFilter) {
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Fails only when logging was started before, in tests.
+    let _ = if json { builder.json().try_init() } else { builder.with_ansi(false).try_init() };
+}
+
+/// Outcome label.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Outcome {
+    /// `ok` or `error`.
+    pub outcome: &'static str,
+}
+
+/// The agent's metrics; names in `docs/metrics.md`.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// `dranic_devices`: devices in the ResourceSlices.
+    pub devices: Gauge<i64, AtomicI64>,
+    /// `dranic_nri_connected`: 1 while the runtime's NRI is connected and synchronised.
+    pub nri_connected: Gauge<i64, AtomicI64>,
+    attach: Family<Outcome, Histogram>,
+    release: Histogram,
+    prepare: Family<Outcome, Histogram>,
+    unprepare: Family<Outcome, Histogram>,
+    starts: Counter,
+}
+
+/// Seconds, with more of them around the runtime's 2 s.
+const BUCKETS: [f64; 16] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 1.85, 2.0, 5.0, 15.0, 45.0];
+
+fn histogram() -> Histogram {
+    Histogram::new(BUCKETS)
+}
+
+fn label(ok: bool) -> Outcome {
+    Outcome { outcome: if ok { "ok" } else { "error" } }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// Metrics in a registry of their own.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut metrics = Self {
+            registry: Registry::with_prefix("dranic"),
+            devices: Gauge::default(),
+            nri_connected: Gauge::default(),
+            attach: Family::new_with_constructor(histogram),
+            release: histogram(),
+            prepare: Family::new_with_constructor(histogram),
+            unprepare: Family::new_with_constructor(histogram),
+            starts: Counter::default(),
+        };
+        metrics.starts.inc();
+        let registry = &mut metrics.registry;
+        registry.register("devices", "Devices in the ResourceSlices of this node", metrics.devices.clone());
+        registry.register(
+            "nri_connected",
+            "1 while the runtime's NRI is connected and synchronised",
+            metrics.nri_connected.clone(),
+        );
+        registry.register_with_unit("attach", "Attaching all devices of a pod", Unit::Seconds, metrics.attach.clone());
+        registry.register_with_unit("release", "Moving all devices of a sandbox back", Unit::Seconds, metrics.release.clone());
+        registry.register_with_unit("prepare", "NodePrepareResources, per claim", Unit::Seconds, metrics.prepare.clone());
+        registry.register_with_unit("unprepare", "NodeUnprepareResources, per claim", Unit::Seconds, metrics.unprepare.clone());
+        registry.register("starts", "Starts of the agent", metrics.starts.clone());
+        metrics
+    }
+
+    /// Notes an attach.
+    pub fn observe_attach(&self, time: Duration, ok: bool) {
+        self.attach.get_or_create(&label(ok)).observe(time.as_secs_f64());
+    }
+
+    /// Notes a release.
+    pub fn observe_release(&self, time: Duration) {
+        self.release.observe(time.as_secs_f64());
+    }
+
+    /// Notes the prepare of a claim.
+    pub fn observe_prepare(&self, time: Duration, ok: bool) {
+        self.prepare.get_or_create(&label(ok)).observe(time.as_secs_f64());
+    }
+
+    /// Notes the unprepare of a claim.
+    pub fn observe_unprepare(&self, time: Duration, ok: bool) {
+        self.unprepare.get_or_create(&label(ok)).observe(time.as_secs_f64());
+    }
+
+    /// The metrics in the OpenMetrics text format.
+    ///
+    /// # Errors
+    /// When formatting fails, which it does not for a `String`.
+    pub fn encode(&self) -> Result<String, std::fmt::Error> {
+        let mut out = String::new();
+        text::encode(&mut out, &self.registry)?;
+        Ok(out)
+    }
+}

@@ -1,1 +1,173 @@
-//! Carries plans out and undoes them, and keeps the ledger true.
+//! Carries plans out and undoes them, and keeps the ledger true. Everything here blocks: call it on threads that may.
+
+mod attach;
+mod configure;
+mod locate;
+mod pods;
+mod prepare;
+mod recover;
+mod release;
+mod restore;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::inventory::{Lent, Scan};
+use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, LedgerError, Phase};
+use crate::names::{ClaimUid, DeviceName, SandboxId};
+use crate::netlink::NetlinkError;
+use crate::netns::{Netns, NetnsError};
+
+pub use attach::{AttachError, AttachTimes};
+pub use pods::PodGuard;
+pub use prepare::PrepareError;
+pub use recover::Reconciled;
+pub use release::Released;
+
+/// How long a single look at the kernel may take. Generous: RTNL may be held by others for seconds.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// Where the engine learns which devices this node has.
+pub trait DeviceSource: Send + Sync + 'static {
+    /// What is known now.
+    fn current(&self) -> Arc<Scan>;
+    /// Looks again, now. Blocks.
+    fn rescan(&self) -> Arc<Scan>;
+}
+
+/// Prepares, attaches, releases and unprepares devices of this node.
+#[derive(Debug)]
+pub struct Engine {
+    ledger: Arc<Ledger>,
+    host: Netns,
+    boot_id: String,
+    source: SourceBox,
+    /// Which claim has, or is about to have, which device.
+    reserved: Mutex<HashMap<DeviceName, ClaimUid>>,
+    /// One at a time for each pod.
+    pods: pods::Pods,
+    /// Namespaces held open from attach to release, so that an orderly return is possible after the runtime unlinked the path.
+    pins: Mutex<HashMap<SandboxId, Arc<Netns>>>,
+}
+
+/// A [`DeviceSource`] that can be printed.
+struct SourceBox(Arc<dyn DeviceSource>);
+
+impl std::fmt::Debug for SourceBox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("DeviceSource")
+    }
+}
+
+impl Engine {
+    /// An engine over `ledger` for the namespace `host`. Call [`Engine::recover`] before anything else.
+    #[must_use]
+    pub fn new(ledger: Arc<Ledger>, host: Netns, boot_id: String, source: Arc<dyn DeviceSource>) -> Self {
+        let reserved = ledger
+            .all()
+            .iter()
+            .flat_map(|record| record.devices.iter().map(|d| (d.device.clone(), record.claim.uid.clone())))
+            .collect();
+        Self {
+            ledger,
+            host,
+            boot_id,
+            source: SourceBox(source),
+            reserved: Mutex::new(reserved),
+            pods: pods::Pods::default(),
+            pins: Mutex::default(),
+        }
+    }
+
+    /// All records, for status and for the inventory.
+    #[must_use]
+    pub fn records(&self) -> Vec<Arc<ClaimRecord>> {
+        self.ledger.all()
+    }
+
+    /// The ledger below.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// How many namespaces are held open.
+    #[must_use]
+    pub fn pinned(&self) -> usize {
+        self.pins().len()
+    }
+
+    /// Whether a claim of this pod is prepared here. A map look-up.
+    #[must_use]
+    pub fn has_pod(&self, uid: &str) -> bool {
+        self.ledger.has_pod(uid)
+    }
+
+    /// The devices that are lent, for the inventory: they stay published as they were.
+    #[must_use]
+    pub fn lent(&self) -> Vec<Lent> {
+        lent(&self.ledger)
+    }
+
+    fn reserved(&self) -> MutexGuard<'_, HashMap<DeviceName, ClaimUid>> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pins(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Netns>>> {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The lent devices of a ledger.
+#[must_use]
+pub fn lent(ledger: &Ledger) -> Vec<Lent> {
+    let records = ledger.all();
+    records.iter().flat_map(|record| record.devices.iter()).map(lent_device).collect()
+}
+
+fn lent_device(device: &DeviceRecord) -> Lent {
+    Lent {
+        name: device.device.clone(),
+        hardware: device.hardware.clone(),
+        attributes: device.attributes.clone(),
+        index: device.host.index,
+        host_name: device.host.name.clone(),
+    }
+}
+
+/// What can go wrong on the way to or from the kernel, below claims and pods.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// Netlink.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// Namespaces.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    /// The ledger.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
+fn look_deadline() -> Instant {
+    Instant::now() + LOOK
+}
+
+/// Milliseconds since 1970.
+fn now_unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn micros_since(start: Instant) -> u64 {
+    u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+fn phase_word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Prepared => "prepared, not attached yet",
+        Phase::Attaching => "being attached",
+        Phase::Attached => "attached",
+        Phase::Releasing => "being given back",
+    }
+}

@@ -1,10 +1,25 @@
 //! The plan: everything that must happen to one device for one pod, as typed steps, each with its undo. Pure.
 
+mod addresses;
+mod left_out;
+mod neighbours;
+mod reach;
+mod routes;
+mod rules;
+#[cfg(test)]
+mod tests;
+
 use serde::{Deserialize, Serialize};
 
-use crate::config::NetworkConfig;
+use crate::config::{InterfaceConfig, NetworkConfig};
 use crate::names::PodLinkName;
 use crate::netdev::{Address, HostState, LinkAddress, Neighbour, Route, Rule};
+use left_out::LeftOut;
+
+/// Least MTU of IPv6, bytes (`IPV6_MIN_MTU`, `linux/ipv6.h`): below it the kernel turns IPv6 off on the link.
+const MTU_MIN_IPV6: u32 = 1280;
+/// The sysctl that a cluster network without IPv6 sets for every link of its pods.
+const DISABLE_IPV6: &str = "ipv6/conf/disable_ipv6";
 
 /// One step inside (or into) the pod's namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +55,8 @@ pub enum Step {
     },
     /// Add a route by this link.
     Route {
-        /// The route.
+        /// The route. Next hops of a multipath route all leave by this link; they carry its index on the host, see
+        /// [`Step::by_link`].
         route: Route,
     },
     /// Add a policy rule.
@@ -76,6 +92,15 @@ impl Step {
         }
     }
 
+    /// This step for a link whose index in the pod is `index`: a move may change it, and next hops of a multipath route name it.
+    #[must_use]
+    pub fn by_link(mut self, index: u32) -> Self {
+        if let Self::Route { route } = &mut self {
+            route.next_hops.iter_mut().for_each(|hop| hop.index = index);
+        }
+        self
+    }
+
     /// Name of this kind of step, for status, metrics and errors.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -92,7 +117,8 @@ impl Step {
 }
 
 /// The plan of one device. Steps are in the order they are carried out: move, sysctls, addresses, up, neighbours, routes (those
-/// of link scope before those that need them), rules.
+/// of link scope before those that need them), rules. IPv6 addresses with an end come right after up: the kernel makes no
+/// connected route for one that was added to a link that is down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
@@ -150,6 +176,63 @@ pub enum PlanError {
 /// # Errors
 /// When the device can't be what the configuration asks for.
 pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError> {
-    let _ = (config, host);
-    todo!()
+    let none = InterfaceConfig::default();
+    let interface = config.interface.as_ref().unwrap_or(&none);
+    let pod_link = match &interface.name {
+        Some(name) => name.clone(),
+        None => PodLinkName::new(host.name.as_str())?,
+    };
+    let mtu = mtu(interface, host)?;
+    let address = hardware_address(interface, host)?;
+
+    let mut left_out = LeftOut::default();
+    let addresses = addresses::of_pod(interface, host, &mut left_out);
+    let ipv6 = wants_ipv6(config, &addresses);
+    if ipv6 && mtu.unwrap_or(host.mtu) < MTU_MIN_IPV6 {
+        return Err(PlanError::Ipv6Mtu { mtu: mtu.unwrap_or(host.mtu) });
+    }
+    let (routes, reach) = routes::of_pod(config, host, &addresses, ipv6, &mut left_out)?;
+    let neighbours = neighbours::of_pod(config, host, &reach, ipv6, &mut left_out);
+    let rules = rules::of_pod(config, host, &pod_link, &addresses, &routes, &mut left_out);
+
+    let (early, late): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|a| !addresses::needs_link_up(a));
+    let mut steps = vec![Step::Move { name: pod_link.clone(), mtu, address }];
+    if ipv6 {
+        steps.push(Step::Sysctl { key: DISABLE_IPV6.into(), value: "0".into() });
+    }
+    steps.extend(early.into_iter().map(|address| Step::Address { address }));
+    steps.push(Step::Up);
+    steps.extend(late.into_iter().map(|address| Step::Address { address }));
+    steps.extend(neighbours.into_iter().map(|neighbour| Step::Neighbour { neighbour }));
+    steps.extend(routes.into_iter().map(|route| Step::Route { route }));
+    steps.extend(rules.into_iter().map(|rule| Step::Rule { rule }));
+    Ok(Plan { pod_link, steps, left_out: left_out.into_lines() })
+}
+
+/// The MTU to set in the pod, when it is not the host's. 0 as the device's largest means that its driver gives no limit.
+fn mtu(interface: &InterfaceConfig, host: &HostState) -> Result<Option<u32>, PlanError> {
+    let Some(wanted) = interface.mtu else { return Ok(None) };
+    let min = host.min_mtu.unwrap_or(0);
+    let max = host.max_mtu.filter(|m| *m != 0).unwrap_or(u32::MAX);
+    if !(min..=max).contains(&wanted) {
+        return Err(PlanError::Mtu { wanted, min, max });
+    }
+    Ok((wanted != host.mtu).then_some(wanted))
+}
+
+/// The link-layer address to set in the pod, when it is not the host's.
+fn hardware_address(interface: &InterfaceConfig, host: &HostState) -> Result<Option<LinkAddress>, PlanError> {
+    let Some(wanted) = &interface.hardware_addr else { return Ok(None) };
+    let len = host.address.as_ref().map_or(0, |a| a.bytes().len());
+    if wanted.bytes().len() != len {
+        return Err(PlanError::HardwareAddress { wanted: wanted.clone(), len });
+    }
+    Ok((host.address.as_ref() != Some(wanted)).then(|| wanted.clone()))
+}
+
+/// Whether IPv6 has to work on the link in the pod.
+fn wants_ipv6(config: &NetworkConfig, addresses: &[Address]) -> bool {
+    let routes = config.routes.iter().flatten().filter_map(|r| r.destination);
+    let neighbors = config.neighbors.iter().flatten().filter_map(|n| n.destination);
+    addresses.iter().map(|a| a.ip).chain(routes.map(|d| d.addr())).chain(neighbors).any(|ip| ip.is_ipv6())
 }

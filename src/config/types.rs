@@ -41,7 +41,7 @@ pub struct InterfaceConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<PodLinkName>,
     /// Addresses in CIDR form, with the host part (`10.0.0.5/24`); the host's where absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "super::text::interfaces", skip_serializing_if = "Option::is_none")]
     pub addresses: Option<Vec<IpNet>>,
     /// Addresses by DHCPv4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -97,13 +97,13 @@ pub struct VrfConfig {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct RouteConfig {
     /// Required.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "super::text::prefix", skip_serializing_if = "Option::is_none")]
     pub destination: Option<IpNet>,
     /// Required unless `scope` is 253 (link).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "super::text::ip", skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
     /// Preferred source address.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "super::text::ip", skip_serializing_if = "Option::is_none")]
     pub source: Option<IpAddr>,
     /// 0 (universe) or 253 (link).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -121,10 +121,10 @@ pub struct RuleConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u32>,
     /// Packets from here.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "super::text::prefix", skip_serializing_if = "Option::is_none")]
     pub source: Option<IpNet>,
     /// Packets to here.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "super::text::prefix", skip_serializing_if = "Option::is_none")]
     pub destination: Option<IpNet>,
     /// The table to look in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -136,7 +136,7 @@ pub struct RuleConfig {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct NeighborConfig {
     /// Required.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "super::text::ip", skip_serializing_if = "Option::is_none")]
     pub destination: Option<IpAddr>,
     /// Required.
     #[serde(default, skip_serializing_if = "Option::is_none")]

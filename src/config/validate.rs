@@ -1,24 +1,105 @@
 //! Rules over values and across fields.
 
+mod interface;
+mod routing;
+
+use std::net::IpAddr;
+
 use super::{FieldError, NetworkConfig};
+use crate::netdev::LinkAddress;
+
+/// Most elements of `interface.addresses`.
+pub(super) const ADDRESSES_MAX: usize = 64;
+/// Most elements of `routes`, `rules`, `neighbors` and the maps of `ethtool`.
+pub(super) const LIST_MAX: usize = 256;
+/// Longest name of an ethtool feature or flag, in bytes: `ETH_GSTRING_LEN` (32) less the final NUL, `linux/ethtool.h`.
+const ETHTOOL_NAME_MAX: usize = 31;
+/// Longest `profile`, in bytes: a Kubernetes object's name.
+const PROFILE_MAX: usize = 253;
+
+/// Collects what is wrong.
+#[derive(Default)]
+struct Faults(Vec<FieldError>);
+
+impl Faults {
+    fn add(&mut self, path: impl Into<String>, message: impl Into<String>) {
+        self.0.push(FieldError::new(path, message));
+    }
+
+    /// Adds `message` when there is one.
+    fn check(&mut self, path: impl Into<String>, message: Option<impl Into<String>>) {
+        if let Some(message) = message {
+            self.add(path, message);
+        }
+    }
+
+    /// Checks a list's length. False when it is too long to look at its elements.
+    fn length(&mut self, path: &str, len: usize, max: usize) -> bool {
+        if len > max {
+            self.add(path, format!("has {len} elements; at most {max} are allowed"));
+        }
+        len <= max
+    }
+}
 
 impl NetworkConfig {
     /// Everything that is wrong with this configuration, each fault with its path. Empty: nothing is.
     #[must_use]
     pub fn validate(&self) -> Vec<FieldError> {
-        todo!()
+        let mut faults = Faults::default();
+        if self.profile.as_ref().is_some_and(|p| p.is_empty() || p.len() > PROFILE_MAX) {
+            faults.add("profile", format!("must have 1 to {PROFILE_MAX} bytes"));
+        }
+        if let Some(interface) = &self.interface {
+            interface::check(interface, &mut faults);
+        }
+        routing::routes(self.routes.as_deref().unwrap_or_default(), &mut faults);
+        let vrf = self.interface.as_ref().is_some_and(|i| i.vrf.is_some());
+        routing::rules(self.rules.as_deref().unwrap_or_default(), vrf, &mut faults);
+        routing::neighbors(self.neighbors.as_deref().unwrap_or_default(), &mut faults);
+        self.check_ethtool(&mut faults);
+        faults.0
     }
 
-    /// The fields that are set and valid, but that this version does not carry out yet, each with its path.
-    #[must_use]
-    pub fn not_supported_yet(&self) -> Vec<FieldError> {
-        todo!()
+    fn check_ethtool(&self, faults: &mut Faults) {
+        let Some(ethtool) = &self.ethtool else { return };
+        for (path, map) in [("ethtool.features", &ethtool.features), ("ethtool.privateFlags", &ethtool.private_flags)] {
+            let Some(map) = map else { continue };
+            if !faults.length(path, map.len(), LIST_MAX) {
+                continue;
+            }
+            for name in map.keys().filter(|n| n.is_empty() || n.len() > ETHTOOL_NAME_MAX || n.contains('\0')) {
+                let short: String = name.chars().take(ETHTOOL_NAME_MAX).collect();
+                faults.add(format!("{path}.{short}"), format!("a name has 1 to {ETHTOOL_NAME_MAX} bytes"));
+            }
+        }
     }
+}
 
-    /// `over` on top of `self`, field by field: what `over` names wins; a list that `over` names replaces the whole list.
-    #[must_use]
-    pub fn merged_with(self, over: Self) -> Self {
-        let _ = over;
-        todo!()
+/// Why `ip` can't be the address of one host; none when it can.
+fn not_one_host(ip: IpAddr) -> Option<&'static str> {
+    match ip {
+        _ if ip.is_unspecified() => Some("is the unspecified address"),
+        _ if ip.is_multicast() => Some("is a multicast address"),
+        _ if ip.is_loopback() => Some("is a loopback address"),
+        IpAddr::V4(v4) if v4.is_broadcast() => Some("is the broadcast address"),
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Some("is an IPv4 address in IPv6 form; write it as IPv4"),
+        _ => None,
     }
+}
+
+/// Why `address` can't be a link's; none when it can. `unicast`: a group address can't either.
+fn bad_link_address(address: &LinkAddress, unicast: bool) -> Option<String> {
+    let bytes = address.bytes();
+    // Ethernet, EUI-64, InfiniBand. The group bit is Ethernet's.
+    if ![6, 8, 20].contains(&bytes.len()) {
+        return Some(format!("has {} bytes; link-layer addresses have 6, 8 or 20", bytes.len()));
+    }
+    if bytes.iter().all(|b| *b == 0) {
+        return Some("is all zero".into());
+    }
+    if unicast && bytes.len() == 6 && bytes[0] & 1 == 1 {
+        return Some("is a multicast address; the lowest bit of the first byte must be 0".into());
+    }
+    None
 }

@@ -1,10 +1,26 @@
 //! From a ResourceClaim to what this node has to prepare. Pure.
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
+mod configs;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, HashSet};
+
+use k8s_openapi::api::resource::v1::{
+    DeviceAllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
+};
 
 use crate::config::NetworkConfig;
 use crate::ledger::{ClaimRef, PodRef};
-use crate::names::DeviceName;
+use crate::names::{DeviceName, NameError, PodUid};
+use configs::Configs;
+
+/// Most allocation results of one claim: `AllocationResultsMaxSize`, `k8s.io/api/resource/v1`.
+const RESULTS_MAX: usize = 32;
+/// Longest name of a pod or pool, in bytes: a DNS subdomain, and `PoolNameMaxLength`.
+const NAME_MAX: usize = 253;
+/// How many consumers an error lists.
+const CONSUMERS_SHOWN: usize = 4;
 
 /// One device to prepare.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +78,7 @@ pub enum ResolveError {
         /// Which claim.
         claim: ClaimRef,
         /// Which name.
-        source: crate::names::NameError,
+        source: Box<NameError>,
     },
     /// Configuration that is wrong: every fault, with its JSON path.
     #[error("claim {claim}, request {request}: {faults}")]
@@ -82,6 +98,27 @@ pub enum ResolveError {
         /// How many.
         count: usize,
     },
+    /// One device, not shared, stands in the allocation twice.
+    #[error("claim {claim} has device {device} allocated twice; delete the claim so that it is allocated anew")]
+    DeviceTwice {
+        /// Which claim.
+        claim: ClaimRef,
+        /// Which device.
+        device: DeviceName,
+    },
+    /// Two devices would have the same name in the pod.
+    #[error(
+        "claim {claim}: interface.name {name:?} is configured for several devices (requests {requests}); \
+             name a request in each config entry (`requests`), or leave the name out to keep the host's names"
+    )]
+    NameTwice {
+        /// Which claim.
+        claim: ClaimRef,
+        /// The name.
+        name: String,
+        /// Which requests, for people.
+        requests: String,
+    },
 }
 
 /// Resolves `claim` for `driver`. `asked` is what the kubelet asked for; `raw` is the claim's JSON text as the server sent it, to
@@ -90,6 +127,106 @@ pub enum ResolveError {
 /// # Errors
 /// See [`ResolveError`].
 pub fn resolve(asked: &ClaimRef, claim: &ResourceClaim, raw: &str, driver: &str) -> Result<ResolvedClaim, ResolveError> {
-    let _ = (asked, claim, raw, driver);
-    todo!()
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    if uid != asked.uid.as_str() {
+        return Err(ResolveError::Replaced { claim: asked.clone(), found: uid.chars().take(64).collect() });
+    }
+    let status = claim.status.as_ref();
+    let allocation = status.and_then(|s| s.allocation.as_ref()).ok_or_else(|| ResolveError::NotAllocated(asked.clone()))?;
+    let pod = consumer(asked, status.and_then(|s| s.reserved_for.as_deref()).unwrap_or_default())?;
+    let devices = match &allocation.devices {
+        Some(allocated) => devices(asked, claim, allocated, raw, driver)?,
+        None => Vec::new(),
+    };
+    check_devices_once(asked, &devices)?;
+    check_names_once(asked, &devices)?;
+    Ok(ResolvedClaim { claim: asked.clone(), pod, devices })
+}
+
+/// The one pod that the claim is reserved for.
+fn consumer(claim: &ClaimRef, reserved_for: &[ResourceClaimConsumerReference]) -> Result<Option<PodRef>, ResolveError> {
+    let name_error = |source| ResolveError::Name { claim: claim.clone(), source: Box::new(source) };
+    match reserved_for {
+        [] => Ok(None),
+        [one] if one.resource == "pods" && one.api_group.as_deref().unwrap_or_default().is_empty() => {
+            let name = checked("pod name", &one.name).map_err(name_error)?;
+            let uid = PodUid::new(one.uid.as_str()).map_err(name_error)?;
+            Ok(Some(PodRef { name, uid }))
+        }
+        many => {
+            let short = |c: &ResourceClaimConsumerReference| format!("{}/{}", c.resource, c.name).chars().take(80).collect();
+            let mut consumers: Vec<String> = many.iter().take(CONSUMERS_SHOWN).map(short).collect();
+            if many.len() > CONSUMERS_SHOWN {
+                consumers.push(format!("{} more", many.len() - CONSUMERS_SHOWN));
+            }
+            Err(ResolveError::Consumers { claim: claim.clone(), consumers: consumers.join(", ") })
+        }
+    }
+}
+
+fn checked(kind: &'static str, value: &str) -> Result<String, NameError> {
+    if value.is_empty() || value.len() > NAME_MAX {
+        return Err(NameError { kind, value: value.chars().take(64).collect(), reason: "must have 1 to 253 bytes" });
+    }
+    Ok(value.to_owned())
+}
+
+fn devices(
+    asked: &ClaimRef,
+    claim: &ResourceClaim,
+    allocated: &DeviceAllocationResult,
+    raw: &str,
+    driver: &str,
+) -> Result<Vec<ResolvedDevice>, ResolveError> {
+    let results = allocated.results.as_deref().unwrap_or_default();
+    if results.len() > RESULTS_MAX {
+        return Err(ResolveError::TooMany { claim: asked.clone(), count: results.len() });
+    }
+    let configs = Configs::read(claim, allocated, raw, driver);
+    results.iter().filter(|result| result.driver == driver).map(|result| device(asked, result, &configs)).collect()
+}
+
+fn device(asked: &ClaimRef, result: &DeviceRequestAllocationResult, configs: &Configs) -> Result<ResolvedDevice, ResolveError> {
+    let name_error = |source| ResolveError::Name { claim: asked.clone(), source: Box::new(source) };
+    let config = configs.of_request(&result.request).map_err(|faults| ResolveError::Config {
+        claim: asked.clone(),
+        request: result.request.chars().take(NAME_MAX).collect(),
+        faults,
+    })?;
+    Ok(ResolvedDevice {
+        request: checked("request", &result.request).map_err(name_error)?,
+        pool: checked("pool name", &result.pool).map_err(name_error)?,
+        device: DeviceName::new(result.device.as_str()).map_err(name_error)?,
+        config,
+        share_id: result.share_id.clone(),
+        admin_access: result.admin_access == Some(true),
+    })
+}
+
+/// A device may stand in a claim several times only as shares of it, or for admin access, which changes nothing.
+fn check_devices_once(claim: &ClaimRef, devices: &[ResolvedDevice]) -> Result<(), ResolveError> {
+    let mut shares: HashMap<(&str, &DeviceName), HashSet<Option<&str>>> = HashMap::new();
+    for device in devices.iter().filter(|d| !d.admin_access) {
+        let seen = shares.entry((&device.pool, &device.device)).or_default();
+        let share = device.share_id.as_deref();
+        let whole = share.is_none() || seen.contains(&None);
+        if !seen.insert(share) || (whole && seen.len() > 1) {
+            return Err(ResolveError::DeviceTwice { claim: claim.clone(), device: device.device.clone() });
+        }
+    }
+    Ok(())
+}
+
+fn check_names_once(claim: &ClaimRef, devices: &[ResolvedDevice]) -> Result<(), ResolveError> {
+    let mut requests: HashMap<&str, Vec<&str>> = HashMap::new();
+    for device in devices.iter().filter(|d| !d.admin_access) {
+        let Some(name) = device.config.interface.as_ref().and_then(|i| i.name.as_ref()) else { continue };
+        let of_name = requests.entry(name.as_str()).or_default();
+        of_name.push(&device.request);
+        if of_name.len() > 1 {
+            let (name, requests) = (name.to_string(), of_name.join(", "));
+            return Err(ResolveError::NameTwice { claim: claim.clone(), name, requests });
+        }
+    }
+    Ok(())
 }

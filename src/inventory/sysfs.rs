@@ -1,11 +1,79 @@
 //! What sysfs says of links and PCI functions. The root is given, so that tests can bring a tree of their own.
+//!
+//! Every file is read up to 4 KiB, and one that can't be read is as one that is not there. Links that lead out of the tree are
+//! not followed.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Longest text read from one file, bytes: a page, more than sysfs ever gives.
+const FILE_MAX: u64 = 4096;
+/// Most entries of one folder that are looked at.
+const ENTRIES_MAX: usize = 4096;
 
 /// A sysfs tree.
 #[derive(Debug, Clone)]
 pub struct Sysfs {
     root: PathBuf,
+}
+
+/// A PCI function.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PciFunction {
+    /// `0000:8a:00.0`.
+    pub address: String,
+    /// `pci0000:80`, when the device path begins with it. (A root below another device, such as a virtual function that Hyper-V
+    /// passes through, is none: Kubernetes' own helper gives none there either, and drivers must agree on this attribute.)
+    pub root: Option<String>,
+    /// Vendor id as `0x15b3`.
+    pub vendor: Option<String>,
+    /// Device id.
+    pub device: Option<String>,
+    /// Subsystem device id.
+    pub subsystem: Option<String>,
+    /// Name of the bound driver.
+    pub driver: Option<String>,
+    /// Address of the physical function, for a virtual function.
+    pub physical_function: Option<String>,
+    /// `sriov_totalvfs`: virtual functions it could have.
+    pub sriov_total: u32,
+    /// `sriov_numvfs`: virtual functions it has.
+    pub sriov_vfs: u32,
+}
+
+/// What sysfs knows of a link.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LinkFacts {
+    /// Below `/sys/devices/virtual`: there is no device behind it.
+    pub is_virtual: bool,
+    /// Bus and name of the device that it directly belongs to: (`pci`, `0000:8a:00.0`), (`virtio`, `virtio2`), …
+    pub device: Option<(String, String)>,
+    /// Path of that device below the root.
+    pub device_path: Option<PathBuf>,
+    /// The PCI function that is this device, or that carries it (virtio, auxiliary).
+    pub pci: Option<PciFunction>,
+    /// NUMA node of the device; none where there is no affinity.
+    pub numa_node: Option<u32>,
+    /// Port of the device, from 0.
+    pub dev_port: u32,
+}
+
+impl LinkFacts {
+    /// Of a link that sysfs does not have.
+    pub(super) const NONE: Self =
+        Self { is_virtual: false, device: None, device_path: None, pci: None, numa_node: None, dev_port: 0 };
+}
+
+/// What sysfs knows of an RDMA device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RdmaFacts {
+    /// `mlx5_0`.
+    pub name: String,
+    /// Path of the device it belongs to, below the root.
+    pub device_path: Option<PathBuf>,
+    /// Name of the link it runs over, for one without hardware (rxe).
+    pub over: Option<String>,
 }
 
 impl Sysfs {
@@ -17,7 +85,123 @@ impl Sysfs {
 
     /// Path of the root.
     #[must_use]
-    pub fn root(&self) -> &std::path::Path {
+    pub fn root(&self) -> &Path {
         &self.root
     }
+
+    /// What is known of the link called `name` with `index`; none when it is not there.
+    ///
+    /// # Errors
+    /// When another link has that name by now: look at the links again.
+    pub fn link(&self, name: &str, index: u32) -> Result<Option<LinkFacts>, String> {
+        if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+            return Ok(None);
+        }
+        let class = self.root.join("class/net").join(name);
+        let Some(path) = self.resolve(&class) else { return Ok(None) };
+        let Some(there) = number(&class.join("ifindex")) else { return Ok(None) };
+        if there != index {
+            return Err(format!("link {name} has index {index} for netlink and {there} in sysfs"));
+        }
+        let mut facts = LinkFacts { is_virtual: path.starts_with("devices/virtual"), ..LinkFacts::default() };
+        if let Some(device_path) = self.resolve(&class.join("device")) {
+            let device = self.root.join(&device_path);
+            facts.device = link_name(&device.join("subsystem")).zip(file_name(&device_path));
+            facts.pci = self.pci_of(&device_path, facts.device.as_ref().map_or("", |(bus, _)| bus));
+            facts.numa_node = self.numa_node(&device_path);
+            facts.dev_port = number(&class.join("dev_port")).unwrap_or(0);
+            facts.device_path = Some(device_path);
+        }
+        Ok(Some(facts))
+    }
+
+    /// All RDMA devices, `mlx5_2` before `mlx5_10`.
+    #[must_use]
+    pub fn rdma_devices(&self) -> Vec<RdmaFacts> {
+        let class = self.root.join("class/infiniband");
+        let entries = std::fs::read_dir(&class).into_iter().flatten().flatten().take(ENTRIES_MAX);
+        let mut devices: Vec<_> = entries
+            .map(|entry| RdmaFacts {
+                name: entry.file_name().to_string_lossy().into_owned(),
+                device_path: self.resolve(&entry.path().join("device")),
+                over: text(&entry.path().join("parent")),
+            })
+            .collect();
+        devices.sort_by(|a, b| (a.name.len(), &a.name).cmp(&(b.name.len(), &b.name)));
+        devices
+    }
+
+    /// The PCI function nearest to the device at `path`. A device on a bus of its own that merely hangs behind a PCI function (a
+    /// USB adapter behind its controller) is not that function.
+    fn pci_of(&self, path: &Path, bus: &str) -> Option<PciFunction> {
+        if !["pci", "virtio", "auxiliary"].contains(&bus) {
+            return None;
+        }
+        let path = path.ancestors().find(|p| file_name(p).is_some_and(|name| is_pci_address(&name)))?;
+        let function = self.root.join(path);
+        Some(PciFunction {
+            address: file_name(path)?,
+            root: pci_root(path),
+            vendor: text(&function.join("vendor")),
+            device: text(&function.join("device")),
+            subsystem: text(&function.join("subsystem_device")),
+            driver: link_name(&function.join("driver")),
+            physical_function: link_name(&function.join("physfn")),
+            sriov_total: number(&function.join("sriov_totalvfs")).unwrap_or(0),
+            sriov_vfs: number(&function.join("sriov_numvfs")).unwrap_or(0),
+        })
+    }
+
+    /// The node of the device or of the nearest one above that names one.
+    fn numa_node(&self, path: &Path) -> Option<u32> {
+        let texts = path.ancestors().filter_map(|p| text(&self.root.join(p).join("numa_node")));
+        // -1 is "none"; what is above can't know better.
+        texts.take(1).find_map(|t| t.parse().ok())
+    }
+
+    /// Where `path` leads, below the root; none when it is not there or leads elsewhere.
+    fn resolve(&self, path: &Path) -> Option<PathBuf> {
+        let root = std::fs::canonicalize(&self.root).ok()?;
+        Some(std::fs::canonicalize(path).ok()?.strip_prefix(root).ok()?.to_owned())
+    }
+}
+
+/// `DDDD:BB:DD.F`, as the kernel writes it. A domain has four or more digits.
+#[must_use]
+pub fn is_pci_address(text: &str) -> bool {
+    let hex = |part: &str| !part.is_empty() && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    let Some((rest, function)) = text.rsplit_once('.') else { return false };
+    let parts: Vec<_> = rest.splitn(4, ':').collect();
+    let [domain, bus, device] = parts[..] else { return false };
+    (4..=8).contains(&domain.len())
+        && (bus.len(), device.len()) == (2, 2)
+        && [domain, bus, device].into_iter().all(hex)
+        && matches!(function.as_bytes(), [b'0'..=b'7'])
+}
+
+fn pci_root(path: &Path) -> Option<String> {
+    let root = path.strip_prefix("devices").ok()?.iter().next()?.to_str()?;
+    let (domain, bus) = root.strip_prefix("pci")?.split_once(':')?;
+    is_pci_address(&format!("{domain}:{bus}:00.0")).then(|| root.to_owned())
+}
+
+fn file_name(path: &Path) -> Option<String> {
+    Some(path.file_name()?.to_string_lossy().into_owned())
+}
+
+/// Last part of where a symbolic link points.
+fn link_name(path: &Path) -> Option<String> {
+    file_name(&std::fs::read_link(path).ok()?)
+}
+
+/// The file's text without white space around it; none when there is no other.
+fn text(path: &Path) -> Option<String> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(FILE_MAX).read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes).trim().to_owned();
+    (!text.is_empty()).then_some(text)
+}
+
+fn number(path: &Path) -> Option<u32> {
+    text(path)?.parse().ok()
 }

@@ -48,8 +48,6 @@ pub enum Phase {
     Attached,
     /// On its way back: it may be on either side.
     Releasing,
-    /// Back on the host, as it was, waiting for unprepare.
-    Released,
 }
 
 /// The sandbox a device is in, or on its way into or out of.
@@ -95,7 +93,7 @@ pub struct DeviceRecord {
     pub plan: Plan,
     /// How far it is.
     pub phase: Phase,
-    /// Where it is, unless `Prepared` or `Released`.
+    /// Where it is, unless `Prepared`.
     #[serde(default)]
     pub attachment: Option<Attachment>,
     /// Times of the last steps.

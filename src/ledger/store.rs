@@ -1,9 +1,13 @@
 //! The folder of records, and an index over them in memory.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::ClaimRecord;
+use nix::fcntl::Flock;
+
+use super::{ClaimRecord, file, folder};
 use crate::names::{ClaimUid, PodUid};
 
 /// Why the ledger could not do what was asked.
@@ -19,9 +23,35 @@ pub enum LedgerError {
         /// The system's error.
         source: std::io::Error,
     },
+    /// The folder can't be made or written to.
+    #[error("state directory {path} can't be used: {what}: {source}; name a writable one with --state-dir")]
+    Unusable {
+        /// Which folder.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// Another process has the folder.
     #[error("state directory {0} is in use by another dranic agent (--state-dir)")]
     InUse(PathBuf),
+    /// The record can't be written so that it could be read again.
+    #[error("record of claim {claim} can't be kept: {reason}")]
+    Record {
+        /// Which claim.
+        claim: ClaimUid,
+        /// Why.
+        reason: String,
+    },
+    /// There is a file of this claim that we must not touch: of a newer version, or unreadable.
+    #[error("{path} is left as it is: {reason}; run the version that wrote it, or move the file away")]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
 }
 
 /// How sure a write must be before it returns.
@@ -33,7 +63,8 @@ pub enum Durability {
     Process,
 }
 
-/// A file that could not be read as a record. It was set aside under its name with `.bad` appended.
+/// A file that could not be read as a record. A damaged one was set aside under its name with `.bad` appended; one of a newer
+/// version, or that the system could not read, stays in place, and its claim can't be written or removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quarantined {
     /// Where it is now.
@@ -42,62 +73,196 @@ pub struct Quarantined {
     pub reason: String,
 }
 
-/// The ledger. Cheap to share; all methods take `&self`.
+#[derive(Debug, Default)]
+struct Index {
+    claims: BTreeMap<ClaimUid, Arc<ClaimRecord>>,
+    pods: HashMap<PodUid, BTreeSet<ClaimUid>>,
+}
+
+impl Index {
+    fn insert(&mut self, record: Arc<ClaimRecord>) {
+        let uid = record.claim.uid.clone();
+        self.remove(&uid);
+        self.pods.entry(record.pod.uid.clone()).or_default().insert(uid.clone());
+        self.claims.insert(uid, record);
+    }
+
+    fn remove(&mut self, claim: &ClaimUid) {
+        let Some(old) = self.claims.remove(claim) else { return };
+        if let Some(claims) = self.pods.get_mut(&old.pod.uid) {
+            claims.remove(claim);
+            if claims.is_empty() {
+                self.pods.remove(&old.pod.uid);
+            }
+        }
+    }
+}
+
+/// The ledger. Cheap to share; all methods take `&self`. Writers of one claim wait for each other; readers, and writers of other
+/// claims, never wait for the disk.
 #[derive(Debug)]
-pub struct Ledger {}
+pub struct Ledger {
+    folder: PathBuf,
+    index: RwLock<Index>,
+    /// Files of these claims must not be touched, and why.
+    refused: HashMap<ClaimUid, String>,
+    /// Claims that somebody is writing.
+    writing: Mutex<HashSet<ClaimUid>>,
+    written: Condvar,
+    _lock: Flock<File>,
+}
+
+/// The right to write one claim.
+struct Writing<'a> {
+    ledger: &'a Ledger,
+    claim: &'a ClaimUid,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.ledger.writers().remove(self.claim);
+        self.ledger.written.notify_all();
+    }
+}
 
 impl Ledger {
     /// Opens (and makes, mode 0700) the folder, takes a lock on it, and reads all records. Left-over temporary files are removed.
     ///
     /// # Errors
-    /// When the folder can't be made, locked or written to (it is tried).
+    /// When the folder can't be made, locked, listed or written to (it is tried).
     pub fn open(folder: &Path) -> Result<(Self, Vec<Quarantined>), LedgerError> {
-        let _ = folder;
-        todo!()
+        let lock = folder::prepare(folder)?;
+        let loaded = folder::load(folder)?;
+        let mut index = Index::default();
+        for record in loaded.records {
+            index.insert(Arc::new(record));
+        }
+        let ledger = Self {
+            folder: folder.to_owned(),
+            index: RwLock::new(index),
+            refused: loaded.refused,
+            writing: Mutex::default(),
+            written: Condvar::new(),
+            _lock: lock,
+        };
+        Ok((ledger, loaded.quarantined))
     }
 
-    /// Writes `record` (generation grows by one) and then makes it visible to readers.
+    /// Writes `record` (generation grows by one) and then makes it visible to readers. Blocks on the disk.
     ///
     /// # Errors
     /// When it could not be written; the record before it is then still the one that is seen.
     pub fn put(&self, record: ClaimRecord, durability: Durability) -> Result<Arc<ClaimRecord>, LedgerError> {
-        let _ = (record, durability);
-        todo!()
+        let claim = record.claim.uid.clone();
+        let _writing = self.write_lock(&claim)?;
+        self.put_locked(record, durability)
     }
 
-    /// Removes the record; none there is success.
+    /// Changes the record of `claim` as [`Self::put`] does, with no other writer in between; returns what `change` returned, or
+    /// none when there is no record. `change` can't alter the claim's UID, and must not write to the ledger itself.
+    ///
+    /// # Errors
+    /// As [`Self::put`].
+    pub fn update<T>(
+        &self,
+        claim: &ClaimUid,
+        durability: Durability,
+        change: impl FnOnce(&mut ClaimRecord) -> T,
+    ) -> Result<Option<T>, LedgerError> {
+        let _writing = self.write_lock(claim)?;
+        let Some(record) = self.get(claim) else { return Ok(None) };
+        let mut record = ClaimRecord::clone(&record);
+        let result = change(&mut record);
+        record.claim.uid = claim.clone();
+        self.put_locked(record, durability)?;
+        Ok(Some(result))
+    }
+
+    fn put_locked(&self, mut record: ClaimRecord, durability: Durability) -> Result<Arc<ClaimRecord>, LedgerError> {
+        let old = self.get(&record.claim.uid);
+        record.generation = old.as_ref().map_or(record.generation, |old| old.generation.max(record.generation)).saturating_add(1);
+        let encode = |record: &ClaimRecord| {
+            file::encode(record).map_err(|reason| LedgerError::Record { claim: record.claim.uid.clone(), reason })
+        };
+        let claim = &record.claim.uid;
+        folder::write(&self.folder, claim, &encode(&record)?, durability)?;
+        if durability == Durability::Disk
+            && let Err(error) = folder::sync(&self.folder)
+        {
+            // Renamed, but not surely on the disk: what readers see must be what a restart would see.
+            let _ = match &old {
+                Some(old) => encode(old).and_then(|bytes| folder::write(&self.folder, claim, &bytes, Durability::Process)),
+                None => folder::remove(&self.folder, claim),
+            };
+            return Err(error);
+        }
+        let record = Arc::new(record);
+        self.index_mut().insert(Arc::clone(&record));
+        Ok(record)
+    }
+
+    /// Removes the record; none there is success. Blocks on the disk.
     ///
     /// # Errors
     /// When the file could not be removed; the record is then still seen.
     pub fn remove(&self, claim: &ClaimUid) -> Result<(), LedgerError> {
-        let _ = claim;
-        todo!()
+        let _writing = self.write_lock(claim)?;
+        folder::remove(&self.folder, claim)?;
+        // A removed record that a power cut brings back is of an earlier boot, and void: not worth failing for.
+        let _ = folder::sync(&self.folder);
+        self.index_mut().remove(claim);
+        Ok(())
     }
 
     /// The record of a claim.
     #[must_use]
     pub fn get(&self, claim: &ClaimUid) -> Option<Arc<ClaimRecord>> {
-        let _ = claim;
-        todo!()
+        self.index().claims.get(claim).cloned()
     }
 
     /// The records of a pod's claims, sorted by claim UID. A map look-up; no I/O.
     #[must_use]
     pub fn by_pod(&self, pod: &PodUid) -> Vec<Arc<ClaimRecord>> {
-        let _ = pod;
-        todo!()
+        let index = self.index();
+        let claims = index.pods.get(pod).into_iter().flatten();
+        claims.filter_map(|claim| index.claims.get(claim).cloned()).collect()
     }
 
     /// Whether any claim of this pod is recorded. A map look-up, without allocation, for pods that are not ours.
     #[must_use]
     pub fn has_pod(&self, pod: &str) -> bool {
-        let _ = pod;
-        todo!()
+        self.index().pods.contains_key(pod)
     }
 
     /// All records, sorted by claim UID.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<ClaimRecord>> {
-        todo!()
+        self.index().claims.values().cloned().collect()
+    }
+
+    /// Waits until nobody writes `claim`.
+    fn write_lock<'a>(&'a self, claim: &'a ClaimUid) -> Result<Writing<'a>, LedgerError> {
+        if let Some(reason) = self.refused.get(claim) {
+            return Err(LedgerError::Refused { path: folder::path(&self.folder, claim), reason: reason.clone() });
+        }
+        let mut writers = self.writers();
+        while writers.contains(claim) {
+            writers = self.written.wait(writers).unwrap_or_else(PoisonError::into_inner);
+        }
+        writers.insert(claim.clone());
+        Ok(Writing { ledger: self, claim })
+    }
+
+    // Nothing under these locks can leave them half changed, so a panic elsewhere does not matter.
+    fn writers(&self) -> MutexGuard<'_, HashSet<ClaimUid>> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn index(&self) -> RwLockReadGuard<'_, Index> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn index_mut(&self) -> RwLockWriteGuard<'_, Index> {
+        self.index.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

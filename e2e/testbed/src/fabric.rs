@@ -19,7 +19,7 @@ mod exec;
 mod ping;
 mod pod;
 
-pub use exec::NodeCommand;
+pub use exec::{NodeCommand, private_mounts};
 pub use ping::ping;
 pub use pod::{PodDir, PodNetns};
 

@@ -43,3 +43,14 @@ fn enter(node: &Node) -> io::Result<()> {
     mount(None::<&str>, "/", None::<&str>, slave, None::<&str>).map_err(|errno| failed("making / a slave mount", errno))?;
     mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>).map_err(|errno| failed("mounting /sys", errno))
 }
+
+/// Gives this process (and its later threads and children) a mount namespace of its own: what it mounts goes with it. Call it
+/// before there is a second thread.
+///
+/// # Errors
+/// Without `CAP_SYS_ADMIN`.
+pub fn private_mounts() -> io::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| failed("making a mount namespace", errno))?;
+    let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
+    mount(None::<&str>, "/", None::<&str>, slave, None::<&str>).map_err(|errno| failed("making / a slave mount", errno))
+}

@@ -1,0 +1,43 @@
+# The one entry point for people and for CI. `make` alone lists what there is.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+NICS ?= 8
+# Where `make bench` writes its figures as JSON; empty: to nowhere.
+BENCH_JSON ?=
+export BENCH_JSON
+
+.PHONY: help setup build test demo bench lint clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: ## install what is missing for building and testing (Debian 12, root)
+	@hack/setup.sh
+
+build: ## build the agent: target/release/dranic
+	@hack/setup.sh build
+	@cargo build --release --locked --package dranic
+
+test: setup ## run all tests; ends with "N passed, N failed, N skipped"
+	@hack/test.sh
+
+demo: setup ## watch pods get NICs on a scratch node (NICS=8)
+	@echo "building the agent and the demo (the first time takes some minutes)"
+	@cargo build --locked --bin dranic --bin dranic-demo --workspace
+	@"$$(hack/target.sh)/debug/dranic-demo" --nics $(NICS)
+
+bench: setup ## measure a release build (BENCH_JSON=FILE keeps the figures)
+	@cargo build --release --locked --workspace
+	@cargo run --quiet --release --locked --package dranic-testbed --bin dranic-bench
+
+lint: ## check formatting, and clippy without warnings
+	@hack/setup.sh build
+	@cargo fmt --all -- --check
+	@cargo clippy --workspace --all-targets --locked -- -D warnings
+
+clean: ## remove what was built
+	@cargo clean

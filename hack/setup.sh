@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# hack/setup.sh [build|test]: install what is missing on Debian 12 for building, or for building and testing (the default).
+# Does nothing, and needs no network, when all is there. Without root it says what to install. Rust is never installed by it.
+set -euo pipefail
+
+what=${1:-test}
+case $what in
+  build | test) ;;
+  *) echo "usage: hack/setup.sh [build|test]" >&2; exit 2 ;;
+esac
+
+say() { echo "setup: $*"; }
+packages=()
+need() { # need PACKAGE COMMAND...: COMMAND tells whether the package's content is there
+  local package=$1
+  shift
+  "$@" >/dev/null 2>&1 || packages+=("$package")
+}
+
+all_of() { local name; for name; do command -v "$name" || return 1; done; }
+
+need gcc command -v cc                            # the linker; C and assembler of the TLS library
+need libc6-dev test -e /usr/include/stdio.h
+need make command -v make
+need ca-certificates test -s /etc/ssl/certs/ca-certificates.crt   # cargo fetches crates over TLS
+if [ "$what" = test ]; then
+  need util-linux all_of nsenter unshare setpriv flock        # scratch nodes
+  need mount command -v mount
+  need tar command -v tar
+fi
+
+if [ ${#packages[@]} -gt 0 ]; then
+  install=(apt-get install --yes --no-install-recommends "${packages[@]}")
+  if ! command -v apt-get >/dev/null; then
+    say "missing: ${packages[*]} (names of Debian's packages). This is no Debian: please install their like."
+    exit 1
+  fi
+  if [ "$(id -u)" != 0 ]; then
+    say "missing: ${packages[*]}. Please run as root: ${install[*]}"
+    exit 1
+  fi
+  say "installing ${packages[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get -qq update
+  "${install[@]}" -qq >/dev/null
+fi
+
+export PATH=$PATH:${HOME:-}/.cargo/bin
+if ! command -v cargo >/dev/null; then
+  rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$(dirname "$0")/../Cargo.toml" | head -n 1)
+  say "cargo is missing. Rust $rust or newer comes from https://rustup.rs (Debian 12's own is too old):"
+  say "  install rustup as that page says, then open a new shell and try again."
+  exit 1
+fi

@@ -1,0 +1,158 @@
+//! What the runtime's hooks do: attach, gate, release.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{OnOverrun, Shared};
+use crate::names::{PodUid, SandboxId};
+use crate::nri::{Container, HookError, Sandbox, SandboxHandler};
+
+/// Longest an attach may go on behind the gate.
+const DEFER_LIMIT: Duration = Duration::from_secs(60);
+
+/// Whether the runtime's leg is usable.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NriState {
+    /// Registered, configured and synchronised.
+    pub connected: bool,
+    /// To whom, or why not.
+    pub detail: String,
+}
+
+pub(super) struct Hooks {
+    shared: Arc<Shared>,
+}
+
+/// A sandbox of ours, with its names checked.
+struct Known {
+    pod: PodUid,
+    sandbox: SandboxId,
+    netns: Option<PathBuf>,
+    text: String,
+}
+
+impl Hooks {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    fn refuse(&self, what: &str, why: impl std::fmt::Display) -> HookError {
+        HookError(format!("{}: {what}: {why}", self.shared.config.driver_name))
+    }
+
+    fn known(&self, sandbox: &Sandbox) -> Result<Known, HookError> {
+        let text = format!("pod {}/{}", sandbox.namespace, sandbox.name);
+        let pod = PodUid::new(sandbox.uid.as_str()).map_err(|e| self.refuse(&text, e))?;
+        let id = SandboxId::new(sandbox.id.as_str()).map_err(|e| self.refuse(&text, e))?;
+        Ok(Known { pod, sandbox: id, netns: sandbox.netns.as_ref().map(PathBuf::from), text })
+    }
+
+    /// Attaches inside the deadline, or fails, or (deferred) goes on behind the gate.
+    async fn attach(&self, known: &Known, deadline: Instant) -> Result<(), HookError> {
+        let Some(path) = known.netns.clone() else {
+            return Err(self.refuse(&known.text, crate::attach::AttachError::HostNetwork));
+        };
+        let limit = match self.shared.config.on_overrun {
+            OnOverrun::Fail => deadline,
+            OnOverrun::Defer => Instant::now() + DEFER_LIMIT,
+        };
+        let shared = self.shared.clone();
+        let (pod, sandbox) = (known.pod.clone(), known.sandbox.clone());
+        let job = self.shared.background.spawn_blocking(move || {
+            let start = Instant::now();
+            let result = shared.engine.attach(&pod, &sandbox, &path, limit);
+            shared.metrics.observe_attach(start.elapsed(), result.is_ok());
+            match &result {
+                Ok(times) if times.moves.is_empty() => {}
+                Ok(times) => tracing::info!(
+                    %pod, %sandbox, devices = times.moves.len(), total = ?times.total, configure = ?times.configure, "attached"
+                ),
+                Err(error) => tracing::warn!(%pod, %sandbox, %error, "not attached"),
+            }
+            result
+        });
+        match tokio::time::timeout_at(deadline.into(), job).await {
+            Ok(Ok(Ok(_))) => Ok(()),
+            Ok(Ok(Err(error))) => Err(self.refuse(&known.text, error)),
+            Ok(Err(panic)) => Err(self.refuse(&known.text, format!("the attach ended badly: {panic}"))),
+            Err(_) if self.shared.config.on_overrun == OnOverrun::Defer => Ok(()),
+            Err(_) => Err(self.refuse(
+                &known.text,
+                "attaching its NICs took longer than the runtime's time for this request, so they are taken back; \
+                 the kubelet will try again. A longer plugin_request_timeout in the runtime's NRI configuration, or \
+                 --on-overrun=defer, gives it more",
+            )),
+        }
+    }
+}
+
+impl SandboxHandler for Hooks {
+    fn is_ours(&self, pod_uid: &str) -> bool {
+        self.shared.engine.has_pod(pod_uid)
+    }
+
+    async fn run_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> Result<(), HookError> {
+        let known = self.known(&sandbox)?;
+        self.attach(&known, deadline).await
+    }
+
+    async fn create_container(&self, sandbox: Sandbox, container: Container, deadline: Instant) -> Result<(), HookError> {
+        let known = self.known(&sandbox)?;
+        if self.shared.engine.check_attached(&known.pod, &known.sandbox).is_ok() {
+            return Ok(());
+        }
+        // The sandbox was missed, its attach failed, or it still runs: attach now, or wait for it.
+        let text = format!("{}, container {}", known.text, container.name);
+        self.attach(&known, deadline).await?;
+        self.shared.engine.check_attached(&known.pod, &known.sandbox).map_err(|missing| {
+            self.refuse(&text, format!("it may not start before its NICs are there: {missing}; the kubelet will try again"))
+        })
+    }
+
+    async fn stop_pod_sandbox(&self, sandbox: Sandbox, _deadline: Instant) {
+        if !self.is_ours(&sandbox.uid) {
+            return;
+        }
+        let Ok(known) = self.known(&sandbox) else { return };
+        let shared = self.shared.clone();
+        // The namespace is pinned, so the runtime need not wait for the way back.
+        self.shared.background.spawn_blocking(move || {
+            let start = Instant::now();
+            let released = shared.engine.release(&known.pod, &known.sandbox);
+            shared.metrics.observe_release(start.elapsed());
+            if !released.is_empty() {
+                tracing::info!(pod = %known.pod, sandbox = %known.sandbox, ?released, total = ?start.elapsed(), "released");
+            }
+        });
+    }
+
+    async fn remove_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) {
+        self.stop_pod_sandbox(sandbox, deadline).await;
+    }
+
+    async fn synchronize(&self, sandboxes: Vec<Sandbox>, _containers: Vec<Container>) {
+        let known: Vec<_> = sandboxes.iter().filter_map(|s| self.known(s).ok()).map(|k| (k.pod, k.sandbox, k.netns)).collect();
+        let shared = self.shared.clone();
+        self.shared.background.spawn_blocking(move || {
+            let todo = shared.engine.reconcile(&known);
+            for (pod, sandbox) in todo.release {
+                let released = shared.engine.release(&pod, &sandbox);
+                tracing::info!(%pod, %sandbox, ?released, "the runtime does not know this sandbox any more");
+            }
+            for (pod, sandbox, path) in todo.attach {
+                match shared.engine.attach(&pod, &sandbox, &path, Instant::now() + DEFER_LIMIT) {
+                    Ok(times) => {
+                        tracing::warn!(%pod, %sandbox, devices = times.moves.len(), "attached late: its sandbox was missed")
+                    }
+                    Err(error) => tracing::error!(%pod, %sandbox, %error, "a sandbox that was missed could not be attached"),
+                }
+            }
+        });
+    }
+
+    fn connection(&self, up: bool, detail: &str) {
+        self.shared.metrics.nri_connected.set(i64::from(up));
+        self.shared.nri.send_replace(NriState { connected: up, detail: detail.to_owned() });
+    }
+}

@@ -1,0 +1,94 @@
+//! The status socket: root only; who connects gets one JSON document.
+
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{UnixListener, UnixStream};
+use tokio_util::sync::CancellationToken;
+
+use super::Shared;
+use super::status::{ClaimStatus, Status};
+use crate::dra::grpc::Registration;
+
+/// How long a reader may take.
+const WRITE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Binds the socket and serves until `stop`; then removes it.
+pub(super) fn serve_status(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<tokio::task::JoinHandle<()>> {
+    let path = shared.config.status_socket.clone();
+    let listener = bind(&path).with_context(|| format!("--status-socket {} can't be bound", path.display()))?;
+    Ok(tokio::spawn(async move {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = stop.cancelled() => break,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    tokio::spawn(answer(stream, shared.clone()));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "status socket");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+        // It may be gone already.
+        let _ = std::fs::remove_file(&path);
+    }))
+}
+
+fn bind(path: &Path) -> std::io::Result<UnixListener> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    match std::fs::symlink_metadata(path) {
+        Ok(meta) if meta.file_type().is_socket() => {
+            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, "another agent answers there"));
+            }
+            std::fs::remove_file(path)?;
+        }
+        Ok(_) => return Err(std::io::Error::new(std::io::ErrorKind::AlreadyExists, "it is a file, not a socket")),
+        Err(_) => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+async fn answer(mut stream: UnixStream, shared: Arc<Shared>) {
+    let own = nix::unistd::geteuid().as_raw();
+    let peer = stream.peer_cred().map(|c| c.uid());
+    if !matches!(peer, Ok(uid) if uid == 0 || uid == own) {
+        return;
+    }
+    let text = serde_json::to_vec(&status(&shared)).unwrap_or_default();
+    // A reader that went away or hangs is its own trouble.
+    let _ = tokio::time::timeout(WRITE_LIMIT, stream.write_all(&text)).await;
+}
+
+fn status(shared: &Shared) -> Status {
+    let nri = shared.nri.borrow().clone();
+    let published = shared.published.borrow().clone();
+    Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        node: shared.config.node_name.clone(),
+        driver: shared.config.driver_name.clone(),
+        nri_connected: nri.connected,
+        nri: nri.detail,
+        kubelet: match &*shared.registration.borrow() {
+            Registration::Waiting => "waiting for the kubelet".to_owned(),
+            Registration::Registered => "registered".to_owned(),
+            Registration::Refused(why) => format!("refused: {why}"),
+        },
+        published_devices: published.published,
+        publish_error: published.last_error,
+        claims: shared.engine.records().iter().map(|r| ClaimStatus::from(&**r)).collect(),
+        withheld: shared.inventory.current().withheld.clone(),
+    }
+}

@@ -1,0 +1,126 @@
+//! Everything inside the pod: one pipeline for all devices.
+
+use std::time::Instant;
+
+use super::attach::Job;
+use crate::attach::Step;
+use crate::netdev::{address, link, neighbour, route, rule, sysctl};
+use crate::netlink::{Request, RouteSocket};
+use crate::netns::Netns;
+
+/// A step that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct StepFailure {
+    /// Position of the job.
+    pub(super) job: usize,
+    /// What was tried, with its values.
+    pub(super) step: String,
+    /// Why it failed.
+    pub(super) why: String,
+}
+
+/// Stages: all devices pass one before any enters the next, so that a rule or route of one may depend on a link of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Addresses,
+    Up,
+    /// IPv6 addresses with a finite life time get their connected route only on a link that is up: the plan has them after it.
+    LateAddresses,
+    Neighbours,
+    Routes,
+    Rules,
+}
+
+/// The stage of each step of a plan but moves and sysctls, in the plan's order.
+fn staged(steps: &[Step]) -> impl Iterator<Item = (Stage, &Step)> {
+    let mut up = false;
+    steps.iter().filter_map(move |step| {
+        up |= matches!(step, Step::Up);
+        let stage = match step {
+            Step::Move { .. } | Step::Sysctl { .. } => return None,
+            Step::Address { .. } if up => Stage::LateAddresses,
+            Step::Address { .. } => Stage::Addresses,
+            Step::Up => Stage::Up,
+            Step::Neighbour { .. } => Stage::Neighbours,
+            Step::Route { .. } => Stage::Routes,
+            Step::Rule { .. } => Stage::Rules,
+        };
+        Some((stage, step))
+    })
+}
+
+/// Carries out every step but the moves.
+pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadline: Instant) -> Result<(), StepFailure> {
+    write_sysctls(netns, jobs)?;
+    let mut work: Vec<(usize, Stage, &Step)> = jobs
+        .iter()
+        .enumerate()
+        .flat_map(|(position, job)| staged(&job.device.plan.steps).map(move |(stage, step)| (position, stage, step)))
+        .collect();
+    // Stable: within a stage the plan's order holds.
+    work.sort_by_key(|(_, stage, _)| *stage);
+    let requests = work.iter().filter_map(|(position, _, step)| request(jobs[*position].index, step)).collect();
+    let results = socket.pipeline(requests, deadline);
+    for ((position, stage, step), result) in work.iter().zip(results) {
+        match result {
+            Ok(()) => {}
+            // Two devices of a pod may bring the same route or rule: once more is what was wanted.
+            Err(e) if e.errno() == Some(nix::libc::EEXIST) && *stage >= Stage::Neighbours => {}
+            Err(e) => return Err(StepFailure { job: *position, step: describe(step), why: e.to_string() }),
+        }
+    }
+    Ok(())
+}
+
+fn request(index: u32, step: &Step) -> Option<Request> {
+    Some(match step.clone().by_link(index) {
+        Step::Move { .. } | Step::Sysctl { .. } => return None,
+        Step::Up => link::up_request(index, true),
+        Step::Address { address } => address::add_request(index, &address),
+        Step::Neighbour { neighbour } => neighbour::add_request(index, &neighbour),
+        Step::Route { route } => route::add_request(index, &route, false),
+        Step::Rule { rule } => rule::add_request(&rule),
+    })
+}
+
+fn write_sysctls(netns: &Netns, jobs: &[Job]) -> Result<(), StepFailure> {
+    let any = jobs.iter().any(|job| job.device.plan.steps.iter().any(|s| matches!(s, Step::Sysctl { .. })));
+    if !any {
+        return Ok(());
+    }
+    let written = netns.run(|| {
+        for (position, job) in jobs.iter().enumerate() {
+            for step in &job.device.plan.steps {
+                if let Step::Sysctl { key, value } = step {
+                    sysctl::write(job.device.plan.pod_link.as_str(), key, value).map_err(|e| StepFailure {
+                        job: position,
+                        step: describe(step),
+                        why: e.to_string(),
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    });
+    written.unwrap_or_else(|e| Err(StepFailure { job: 0, step: "entering the pod's namespace".to_owned(), why: e.to_string() }))
+}
+
+/// A step in words, for errors and status.
+pub(super) fn describe(step: &Step) -> String {
+    match step {
+        Step::Move { name, .. } => format!("moving it into the pod as {name}"),
+        Step::Sysctl { key, value } => format!("setting sysctl {key} to {value}"),
+        Step::Up => "setting it up".to_owned(),
+        Step::Address { address } => format!("adding address {}/{}", address.ip, address.prefix_len),
+        Step::Neighbour { neighbour } => format!("adding neighbour {}", neighbour.ip),
+        Step::Route { route } => {
+            let via = route.gateway.map(|g| format!(" via {g}")).unwrap_or_default();
+            format!("adding route {}{via} in table {}", route.destination, route.table)
+        }
+        Step::Rule { rule } => {
+            let from = rule.source.map(|s| format!(" from {s}")).unwrap_or_default();
+            let to = rule.destination.map(|d| format!(" to {d}")).unwrap_or_default();
+            format!("adding rule{from}{to} lookup {}", rule.table)
+        }
+    }
+}

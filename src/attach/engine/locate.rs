@@ -1,0 +1,38 @@
+//! Where a device's link is, by index first and by what does not change second. Never by name alone.
+
+use crate::inventory::HardwareId;
+use crate::ledger::DeviceRecord;
+use crate::netdev::Link;
+
+/// Whether `link` is the device of `record`: what the hardware says, or, for a link without hardware, its kind and one of the
+/// addresses it can have by now.
+pub(super) fn is_device(record: &DeviceRecord, link: &Link) -> bool {
+    match &record.hardware {
+        HardwareId::Virtual { kind, .. } => link.kind.as_deref().unwrap_or_default() == kind && has_known_address(record, link),
+        HardwareId::Pci { .. } | HardwareId::Bus { .. } => {
+            let pci = link.parent_device.as_ref().filter(|p| p.bus == "pci").map(|p| p.name.as_str());
+            record.hardware.may_be(link, pci)
+        }
+    }
+}
+
+fn has_known_address(record: &DeviceRecord, link: &Link) -> bool {
+    let configured = record.plan.steps.iter().find_map(|step| match step {
+        crate::attach::Step::Move { address, .. } => address.as_ref(),
+        _ => None,
+    });
+    link.address == record.host.address || (configured.is_some() && link.address.as_ref() == configured)
+}
+
+/// The device's link among `links`: the one with `index` if it is the device; else the only one that is.
+pub(super) fn find<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
+    let by_index = links.iter().find(|link| link.index == index).filter(|link| is_device(record, link));
+    by_index.or_else(|| {
+        // Another index: several links without hardware may look alike, and then none is better than a wrong one.
+        let mut same = links.iter().filter(|link| is_device(record, link));
+        match (same.next(), same.next()) {
+            (Some(link), None) => Some(link),
+            _ => None,
+        }
+    })
+}

@@ -1,0 +1,284 @@
+//! Prepare: everything that is slow or can fail, before there is a sandbox.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{Engine, KernelError, look_deadline, micros_since, now_unix_ms};
+use crate::attach::plan::{self, PlanError};
+use crate::dra::resolve::{ResolvedClaim, ResolvedDevice};
+use crate::inventory::Device;
+use crate::inventory::policy::why_needed;
+use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, Durability, Phase, PodRef, StepTime};
+use crate::names::{DeviceName, PodLinkName};
+use crate::netdev::host_state::Snapshot;
+use crate::netdev::{link, uplink};
+use crate::netlink::RouteSocket;
+
+/// Why a claim can't be prepared. Nothing was changed, or it was put back.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// The device is not (or no longer) on this node.
+    #[error("claim {claim}: device {device} is not on this node: {why}")]
+    NoDevice {
+        /// Which claim.
+        claim: ClaimRef,
+        /// Which device.
+        device: DeviceName,
+        /// Gone, or withheld and why.
+        why: String,
+    },
+    /// The host needs it by now.
+    #[error("claim {claim}: device {device} ({name}) is not lent: {why}; see: dranic devices")]
+    Needed {
+        /// Which claim.
+        claim: ClaimRef,
+        /// Which device.
+        device: DeviceName,
+        /// Its name on the host.
+        name: String,
+        /// Why, in words.
+        why: String,
+    },
+    /// Another claim has it.
+    #[error(
+        "claim {claim}: device {device} is still held by claim {owner}; the kubelet will ask again until that one is unprepared"
+    )]
+    Held {
+        /// Which claim.
+        claim: ClaimRef,
+        /// Which device.
+        device: DeviceName,
+        /// The claim that has it.
+        owner: String,
+    },
+    /// There is no plan for it.
+    #[error("claim {claim}, request {request}, device {device}: {source}")]
+    Plan {
+        /// Which claim.
+        claim: ClaimRef,
+        /// Which request.
+        request: String,
+        /// Which device.
+        device: DeviceName,
+        /// Why.
+        source: PlanError,
+    },
+    /// Two devices of the pod would have one name.
+    #[error(
+        "claim {claim}: devices {device} and {other} would both be called {name} in the pod; set interface.name for one of them"
+    )]
+    NameTwice {
+        /// Which claim.
+        claim: ClaimRef,
+        /// The second device.
+        device: DeviceName,
+        /// The first device.
+        other: DeviceName,
+        /// The name.
+        name: PodLinkName,
+    },
+    /// The kernel or the ledger refused.
+    #[error("claim {claim}: {step}: {source}; nothing was changed")]
+    Kernel {
+        /// Which claim.
+        claim: ClaimRef,
+        /// What was tried.
+        step: String,
+        /// Why it failed.
+        source: KernelError,
+    },
+}
+
+impl Engine {
+    /// Prepares `claim` for `pod`. The same claim again gives the same record and changes nothing.
+    ///
+    /// # Errors
+    /// See [`PrepareError`]; a retry is right for all but [`PrepareError::Plan`] and [`PrepareError::NameTwice`].
+    pub fn prepare(&self, claim: &ResolvedClaim, pod: &PodRef) -> Result<Arc<ClaimRecord>, PrepareError> {
+        let _guard = self.pods.lock(&pod.uid);
+        if let Some(record) = self.ledger.get(&claim.claim.uid) {
+            if record.boot_id == self.boot_id {
+                return Ok(record);
+            }
+            // Of before a reboot: nothing of it is true any more.
+            self.forget(&record).map_err(|e| kernel(claim, "removing the record of before the reboot", e))?;
+        }
+        self.reserve(claim)?;
+        let prepared = self.prepare_reserved(claim, pod);
+        if prepared.is_err() {
+            self.unreserve(&claim.claim.uid);
+        }
+        prepared
+    }
+
+    fn prepare_reserved(&self, claim: &ResolvedClaim, pod: &PodRef) -> Result<Arc<ClaimRecord>, PrepareError> {
+        let devices = self.find_devices(claim)?;
+        let records = self.plan_devices(claim, pod, &devices)?;
+        let record = ClaimRecord {
+            claim: claim.claim.clone(),
+            pod: pod.clone(),
+            generation: 0,
+            boot_id: self.boot_id.clone(),
+            devices: records,
+        };
+        let record =
+            self.ledger.put(record, Durability::Disk).map_err(|e| kernel(claim, "writing the ledger", KernelError::from(e)))?;
+        match self.take_down(&record) {
+            Ok(record) => Ok(record),
+            Err((step, error)) => {
+                self.put_back(&record);
+                Err(kernel(claim, step, error))
+            }
+        }
+    }
+
+    /// Reserves every device of the claim, or none.
+    fn reserve(&self, claim: &ResolvedClaim) -> Result<(), PrepareError> {
+        let mut reserved = self.reserved();
+        for device in &claim.devices {
+            if let Some(owner) = reserved.get(&device.device).filter(|uid| **uid != claim.claim.uid) {
+                let owner =
+                    self.ledger.get(owner).map_or_else(|| owner.to_string(), |r| format!("{} of pod {}", r.claim, r.pod.name));
+                return Err(PrepareError::Held { claim: claim.claim.clone(), device: device.device.clone(), owner });
+            }
+        }
+        for device in &claim.devices {
+            reserved.insert(device.device.clone(), claim.claim.uid.clone());
+        }
+        Ok(())
+    }
+
+    pub(super) fn unreserve(&self, claim: &crate::names::ClaimUid) {
+        self.reserved().retain(|_, owner| owner != claim);
+    }
+
+    fn find_devices<'a>(&self, claim: &'a ResolvedClaim) -> Result<Vec<(&'a ResolvedDevice, Device)>, PrepareError> {
+        let mut scan = self.source.0.current();
+        if claim.devices.iter().any(|d| scan.device(&d.device).is_none_or(|known| known.link.is_none())) {
+            scan = self.source.0.rescan();
+        }
+        let find = |wanted: &'a ResolvedDevice| match scan.device(&wanted.device) {
+            Some(device) if device.link.is_some() => Ok((wanted, device.clone())),
+            Some(_) => Err("it has no link on the host at the moment; look for it with: dranic status"),
+            None => Err("unplugged, or withheld by now; see: dranic devices"),
+        };
+        claim
+            .devices
+            .iter()
+            .map(|wanted| {
+                find(wanted).map_err(|why| PrepareError::NoDevice {
+                    claim: claim.claim.clone(),
+                    device: wanted.device.clone(),
+                    why: why.to_owned(),
+                })
+            })
+            .collect()
+    }
+
+    fn plan_devices(
+        &self,
+        claim: &ResolvedClaim,
+        pod: &PodRef,
+        devices: &[(&ResolvedDevice, Device)],
+    ) -> Result<Vec<DeviceRecord>, PrepareError> {
+        let snapshot = self
+            .host_socket()
+            .and_then(|mut socket| Ok(Snapshot::take(&mut socket, look_deadline())?))
+            .map_err(|e| kernel(claim, "reading the host's links, addresses and routes", e))?;
+        // The inventory may lag behind: a default route can have come by a device since it was published.
+        let needed = uplink::needed(&snapshot.links, &snapshot.routes);
+        let mut names: BTreeMap<PodLinkName, DeviceName> = self
+            .ledger
+            .by_pod(&pod.uid)
+            .iter()
+            .flat_map(|r| r.devices.iter().map(|d| (d.plan.pod_link.clone(), d.device.clone())))
+            .collect();
+        let mut records = Vec::with_capacity(devices.len());
+        for (wanted, device) in devices {
+            let start = Instant::now();
+            let index = device.link.as_ref().map_or(0, |l| l.index);
+            if let Some(why) = needed.get(&index) {
+                return Err(PrepareError::Needed {
+                    claim: claim.claim.clone(),
+                    device: wanted.device.clone(),
+                    name: device.link.as_ref().map(|l| l.name.clone()).unwrap_or_default(),
+                    why: why_needed(why, &snapshot.links.iter().map(|l| (l.index, l.name.as_str())).collect()),
+                });
+            }
+            let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel(claim, "reading sysctls", e.into()))?;
+            let host = host.ok_or_else(|| PrepareError::NoDevice {
+                claim: claim.claim.clone(),
+                device: wanted.device.clone(),
+                why: "it went away just now; the kubelet will ask again".to_owned(),
+            })?;
+            let plan = plan::plan(&wanted.config, &host).map_err(|source| PrepareError::Plan {
+                claim: claim.claim.clone(),
+                request: wanted.request.clone(),
+                device: wanted.device.clone(),
+                source,
+            })?;
+            if let Some(other) = names.insert(plan.pod_link.clone(), wanted.device.clone()) {
+                return Err(PrepareError::NameTwice {
+                    claim: claim.claim.clone(),
+                    device: wanted.device.clone(),
+                    other,
+                    name: plan.pod_link,
+                });
+            }
+            records.push(DeviceRecord {
+                request: wanted.request.clone(),
+                pool: wanted.pool.clone(),
+                device: wanted.device.clone(),
+                hardware: device.hardware.clone(),
+                attributes: device.attributes.clone(),
+                host,
+                plan,
+                phase: Phase::Prepared,
+                attachment: None,
+                times: vec![StepTime { step: "capture".to_owned(), micros: micros_since(start) }],
+                last_error: None,
+                since_unix_ms: now_unix_ms(),
+            });
+        }
+        Ok(records)
+    }
+
+    /// Takes the links down: closing a real NIC costs hundreds of milliseconds under RTNL, which the sandbox hook has not.
+    fn take_down(&self, record: &ClaimRecord) -> Result<Arc<ClaimRecord>, (String, KernelError)> {
+        let mut record = record.clone();
+        let mut socket = self.host_socket().map_err(|e| ("opening a netlink socket".to_owned(), e))?;
+        for device in record.devices.iter_mut().filter(|d| d.host.flags & link::IFF_UP != 0) {
+            let start = Instant::now();
+            link::set_up(&mut socket, device.host.index, false, look_deadline())
+                .map_err(|e| (format!("taking {} ({}) down", device.device, device.host.name), e.into()))?;
+            device.times.push(StepTime { step: "down".to_owned(), micros: micros_since(start) });
+        }
+        // The phase is the same, only times are new: no need to wait for the disk again.
+        self.ledger.put(record, Durability::Process).map_err(|e| ("writing the ledger".to_owned(), e.into()))
+    }
+
+    /// Undoes a prepare that failed half way.
+    fn put_back(&self, record: &ClaimRecord) {
+        self.restore_devices(record);
+        if let Err(error) = self.ledger.remove(&record.claim.uid) {
+            tracing::warn!(claim = %record.claim, %error, "the record of a failed prepare stays; unprepare will remove it");
+        }
+    }
+
+    /// Drops a record and its reservations.
+    pub(super) fn forget(&self, record: &ClaimRecord) -> Result<(), KernelError> {
+        self.ledger.remove(&record.claim.uid)?;
+        self.unreserve(&record.claim.uid);
+        Ok(())
+    }
+
+    /// A socket in the host's namespace.
+    pub(super) fn host_socket(&self) -> Result<RouteSocket, KernelError> {
+        Ok(RouteSocket::open_in(&self.host)?)
+    }
+}
+
+fn kernel(claim: &ResolvedClaim, step: impl Into<String>, source: KernelError) -> PrepareError {
+    PrepareError::Kernel { claim: claim.claim.clone(), step: step.into(), source }
+}

@@ -1,0 +1,260 @@
+//! `dranic agent`: flags, environment, and checking all of it before anything is bound.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::Failure;
+use crate::agent::{AgentConfig, OnOverrun};
+use crate::inventory::ScanOptions;
+use crate::names::DNS_LABEL_MAX;
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Flags of `dranic agent`.
+#[derive(Debug, Args)]
+pub struct AgentArgs {
+    /// Name of this node in the API; the host name where absent.
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+
+    /// Driver name: what DeviceClasses select and opaque parameters name. `dra.net` takes over DRANET's manifests.
+    #[arg(long, env = "DRANIC_DRIVER_NAME", default_value = "dranic.dev", value_name = "NAME")]
+    pub driver_name: String,
+
+    /// Kubeconfig file; the pod's service account where absent.
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Root folder of the kubelet.
+    #[arg(long, env = "DRANIC_KUBELET_ROOT", default_value = "/var/lib/kubelet", value_name = "DIR")]
+    pub kubelet_root: PathBuf,
+
+    /// UID of this agent's pod: makes its sockets' names its own, so that two agents can overlap in a rolling update.
+    #[arg(long, env = "POD_UID", value_name = "UID")]
+    pub instance: Option<String>,
+
+    /// NRI socket of the container runtime.
+    #[arg(long, env = "DRANIC_NRI_SOCKET", default_value = "/var/run/nri/nri.sock", value_name = "SOCKET")]
+    pub nri_socket: PathBuf,
+
+    /// NRI plugin index: two digits, lower ones are asked first.
+    #[arg(long, env = "DRANIC_NRI_INDEX", default_value = "10", value_name = "NN")]
+    pub nri_index: String,
+
+    /// Folder of the ledger: what was prepared and attached, and what each NIC was on the host.
+    #[arg(long, env = "DRANIC_STATE_DIR", default_value = "/var/lib/dranic", value_name = "DIR")]
+    pub state_dir: PathBuf,
+
+    /// Folder of CDI specs.
+    #[arg(long, env = "DRANIC_CDI_DIR", default_value = "/var/run/cdi", value_name = "DIR")]
+    pub cdi_dir: PathBuf,
+
+    /// Socket that `dranic status` asks; root only.
+    #[arg(long, env = "DRANIC_STATUS_SOCKET", default_value = "/run/dranic/dranic.sock", value_name = "SOCKET")]
+    pub status_socket: PathBuf,
+
+    /// Address of /healthz, /readyz and /metrics.
+    #[arg(long, env = "DRANIC_HTTP_ADDRESS", default_value = "127.0.0.1:9177", value_name = "IP:PORT")]
+    pub http_address: SocketAddr,
+
+    /// What to do when an attach outlasts the runtime's budget: fail the sandbox and take everything back, or let it go on while
+    /// no container of the pod is let through.
+    #[arg(long, env = "DRANIC_ON_OVERRUN", value_enum, default_value = "fail", value_name = "WHAT")]
+    pub on_overrun: OnOverrun,
+
+    /// Least time left for the answer before the runtime's deadline, in milliseconds (never more than half of the budget).
+    #[arg(long, env = "DRANIC_NRI_MARGIN", default_value_t = 150, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub nri_margin: u64,
+
+    /// Offer veth links too. They are the host's ends of pods on a real node: for tests and for trying things out.
+    #[arg(long, env = "DRANIC_OFFER_VETH")]
+    pub offer_veth: bool,
+
+    /// Offer nothing while the host has no default route: before it has one, its uplink can't be told from its other NICs.
+    #[arg(long, env = "DRANIC_NEED_DEFAULT_ROUTE")]
+    pub need_default_route: bool,
+
+    /// Seconds between full rescans of the host, beside those that events start.
+    #[arg(long, env = "DRANIC_RESCAN", default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub rescan: u64,
+
+    /// Root of sysfs.
+    #[arg(long, env = "DRANIC_SYSFS", default_value = "/sys", value_name = "DIR", hide = true)]
+    pub sysfs: PathBuf,
+
+    /// Format of log lines.
+    #[arg(long, env = "DRANIC_LOG_FORMAT", value_enum, default_value = "text", value_name = "FORMAT")]
+    pub log_format: LogFormat,
+
+    /// Level of log lines: error, warn, info, debug, trace, or a filter such as `info,dranic::nri=debug`.
+    #[arg(long, env = "DRANIC_LOG", default_value = "info", value_name = "LEVEL")]
+    pub log_level: String,
+}
+
+impl AgentArgs {
+    /// Checks everything that was given.
+    ///
+    /// # Errors
+    /// The first flag with a bad value, by name; exit code 64.
+    pub fn check(self) -> Result<(AgentConfig, LogFormat, tracing_subscriber::EnvFilter), Failure> {
+        let node_name = match self.node_name {
+            Some(name) => name,
+            None => host_name().map_err(|why| Failure::usage("--node-name", why))?,
+        };
+        subdomain(&node_name, 253).map_err(|why| Failure::usage("--node-name", format!("{node_name:?} {why}")))?;
+        subdomain(&self.driver_name, DNS_LABEL_MAX)
+            .map_err(|why| Failure::usage("--driver-name", format!("{:?} {why}", self.driver_name)))?;
+        if self.nri_index.len() != 2 || !self.nri_index.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(Failure::usage("--nri-index", format!("{:?} is not two digits, 00 to 99", self.nri_index)));
+        }
+        for (flag, path) in [
+            ("--kubelet-root", &self.kubelet_root),
+            ("--nri-socket", &self.nri_socket),
+            ("--state-dir", &self.state_dir),
+            ("--cdi-dir", &self.cdi_dir),
+            ("--status-socket", &self.status_socket),
+        ] {
+            absolute(path).map_err(|why| Failure::usage(flag, why))?;
+        }
+        for (flag, path) in [("--nri-socket", &self.nri_socket), ("--status-socket", &self.status_socket)] {
+            socket_path(path).map_err(|why| Failure::usage(flag, why))?;
+        }
+        if let Some(file) = &self.kubeconfig
+            && !file.is_file()
+        {
+            return Err(Failure::usage("--kubeconfig", format!("{} is not a file", file.display())));
+        }
+        if let Some(uid) = &self.instance {
+            crate::names::PodUid::new(uid.as_str()).map_err(|why| Failure::usage("--instance", why))?;
+        }
+        let filter = tracing_subscriber::EnvFilter::try_new(&self.log_level)
+            .map_err(|why| Failure::usage("--log-level", format!("{:?}: {why}", self.log_level)))?;
+        let config = AgentConfig {
+            node_name,
+            driver_name: self.driver_name,
+            kubeconfig: self.kubeconfig,
+            kubelet_root: self.kubelet_root,
+            instance: self.instance,
+            nri_socket: self.nri_socket,
+            nri_index: self.nri_index,
+            nri_margin: Duration::from_millis(self.nri_margin),
+            state_dir: self.state_dir,
+            cdi_dir: self.cdi_dir,
+            status_socket: self.status_socket,
+            http_address: self.http_address,
+            on_overrun: self.on_overrun,
+            offer: ScanOptions { offer_veth: self.offer_veth, need_default_route: self.need_default_route },
+            rescan: Duration::from_secs(self.rescan),
+            sysfs: self.sysfs,
+        };
+        Ok((config, self.log_format, filter))
+    }
+}
+
+/// Runs the agent until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When a value is bad (exit 64) or the agent can't start or stop in order (exit 1).
+pub(super) fn run(args: AgentArgs) -> Result<(), Failure> {
+    let (config, format, filter) = args.check()?;
+    crate::telemetry::start_logs(format == LogFormat::Json, filter);
+    crate::agent::run_blocking(config).map_err(|error| Failure::failed(&error))
+}
+
+fn host_name() -> Result<String, String> {
+    let name = nix::unistd::gethostname().map_err(|e| format!("not given, and the host name can't be read: {e}"))?;
+    Ok(name.to_string_lossy().trim().to_ascii_lowercase())
+}
+
+/// DNS subdomain (RFC 1123): labels of a-z, 0-9 and '-', joined by dots.
+fn subdomain(name: &str, max: usize) -> Result<(), String> {
+    let label = |l: &str| {
+        !l.is_empty()
+            && l.len() <= DNS_LABEL_MAX
+            && l.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            && !l.starts_with('-')
+            && !l.ends_with('-')
+    };
+    if name.len() > max || !name.split('.').all(label) {
+        return Err(format!("is not a DNS subdomain of at most {max} characters (a-z, 0-9, '-' and '.')"));
+    }
+    Ok(())
+}
+
+fn absolute(path: &Path) -> Result<(), String> {
+    if path.is_absolute() { Ok(()) } else { Err(format!("{} must be an absolute path", path.display())) }
+}
+
+/// `sun_path` has 108 bytes with the final NUL (`linux/un.h`).
+fn socket_path(path: &Path) -> Result<(), String> {
+    let len = path.as_os_str().len();
+    if len > 107 { Err(format!("{} has {len} bytes, a socket's path may have 107", path.display())) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: AgentArgs,
+    }
+
+    fn check(args: &[&str]) -> Result<AgentConfig, Failure> {
+        let all = ["dranic", "--node-name", "node-1"].iter().chain(args).copied();
+        Only::try_parse_from(all).map_err(|e| Failure { code: 64, message: e.to_string() })?.args.check().map(|(c, _, _)| c)
+    }
+
+    #[test]
+    fn defaults_are_fine_and_dra_net_is_a_driver_name() {
+        let config = check(&["--driver-name", "dra.net"]).unwrap_or_else(|f| panic!("{}", f.message));
+        assert_eq!(config.driver_name, "dra.net");
+        assert!(config.http_address.ip().is_loopback());
+    }
+
+    #[test]
+    fn a_bad_value_exits_64_and_names_the_flag() {
+        for (flag, value) in [
+            ("--node-name", "Node_1"),
+            ("--driver-name", "a/b"),
+            ("--driver-name", ""),
+            ("--nri-index", "5"),
+            ("--nri-index", "ab"),
+            ("--kubelet-root", "relative"),
+            ("--nri-socket", "nri.sock"),
+            ("--state-dir", "x"),
+            ("--cdi-dir", "x"),
+            ("--status-socket", &format!("/{}", "x".repeat(200))),
+            ("--kubeconfig", "/does/not/exist"),
+            ("--http-address", "nonsense"),
+            ("--on-overrun", "maybe"),
+            ("--log-format", "xml"),
+            ("--log-level", "dranic=loud"),
+            ("--nri-margin", "0"),
+            ("--rescan", "0"),
+            ("--instance", "../x"),
+        ] {
+            let args: Vec<&str> = if flag == "--node-name" { vec![] } else { vec!["--node-name", "n"] };
+            let all = ["dranic"].into_iter().chain(args).chain([flag, value]);
+            let failure = match Only::try_parse_from(all) {
+                Err(e) => Failure { code: 64, message: e.to_string() },
+                Ok(only) => only.args.check().err().unwrap_or_else(|| panic!("{flag} {value} was taken")),
+            };
+            assert_eq!(failure.code, 64, "{flag}");
+            assert!(failure.message.contains(flag), "{flag}: {}", failure.message);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Addresses and prefixes as text, with faults that show how to write them.
+
+use std::fmt::Display;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Deserializer, de::Error};
+
+fn read<'de, D: Deserializer<'de>, T: FromStr>(decoder: D, wanted: impl Display) -> Result<T, D::Error> {
+    let text = String::deserialize(decoder)?;
+    text.parse().map_err(|_| {
+        let short: String = text.chars().take(64).collect();
+        D::Error::custom(format!("{short:?} is not {wanted}"))
+    })
+}
+
+#[derive(Deserialize)]
+struct Prefix(#[serde(deserialize_with = "read_prefix")] IpNet);
+
+#[derive(Deserialize)]
+struct Interface(#[serde(deserialize_with = "read_interface")] IpNet);
+
+#[derive(Deserialize)]
+struct Ip(#[serde(deserialize_with = "read_ip")] IpAddr);
+
+fn read_prefix<'de, D: Deserializer<'de>>(decoder: D) -> Result<IpNet, D::Error> {
+    read(decoder, "a prefix (write 10.0.0.0/8, fd00::/64, or 0.0.0.0/0 for a default route)")
+}
+
+fn read_interface<'de, D: Deserializer<'de>>(decoder: D) -> Result<IpNet, D::Error> {
+    read(decoder, "an address with its prefix length (write 10.0.0.5/24 or fd00::5/64)")
+}
+
+fn read_ip<'de, D: Deserializer<'de>>(decoder: D) -> Result<IpAddr, D::Error> {
+    read(decoder, "an IP address (write 10.0.0.1 or fd00::1)")
+}
+
+pub(super) fn prefix<'de, D: Deserializer<'de>>(decoder: D) -> Result<Option<IpNet>, D::Error> {
+    Ok(Option::<Prefix>::deserialize(decoder)?.map(|p| p.0))
+}
+
+pub(super) fn ip<'de, D: Deserializer<'de>>(decoder: D) -> Result<Option<IpAddr>, D::Error> {
+    Ok(Option::<Ip>::deserialize(decoder)?.map(|ip| ip.0))
+}
+
+pub(super) fn interfaces<'de, D: Deserializer<'de>>(decoder: D) -> Result<Option<Vec<IpNet>>, D::Error> {
+    Ok(Option::<Vec<Interface>>::deserialize(decoder)?.map(|list| list.into_iter().map(|i| i.0).collect()))
+}

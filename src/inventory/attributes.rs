@@ -1,0 +1,169 @@
+//! The attributes of a device. Names are the peer's, so that selectors can be kept; where the values differ, it says so here.
+
+use std::net::IpAddr;
+
+use super::hardware::is_representor;
+use super::sysfs::{LinkFacts, PciFunction, RdmaFacts};
+use super::{Attribute, Attributes};
+use crate::netdev::{Address, Link};
+
+/// Longest text of an attribute, bytes: `DeviceAttributeMaxValueLength`, `k8s.io/api/resource/v1`.
+const TEXT_MAX: usize = 64;
+
+/// The attributes of a link.
+pub(super) fn of_link(link: &Link, facts: &LinkFacts, addresses: &[&Address], rdma: Option<&RdmaFacts>) -> Attributes {
+    let mut attributes = Attributes::new();
+    let mut set = |name: &str, value: Attribute| {
+        attributes.insert(name.to_owned(), value);
+    };
+    set("ifName", text(&link.name));
+    set("mtu", Attribute::Int(link.mtu.into()));
+    set("encapsulation", text(&encapsulation(link.arphrd)));
+    set("state", text(&link.oper_state));
+    set("type", text(link.kind.as_deref().unwrap_or("device")));
+    set("virtual", Attribute::Bool(facts.is_virtual || (facts.device_path.is_none() && link.parent_device.is_none())));
+    set("rdma", Attribute::Bool(rdma.is_some()));
+    let total = facts.pci.as_ref().map_or(0, |pci| pci.sriov_total);
+    set("sriov", Attribute::Bool(total > 0));
+    if let Some(pci) = facts.pci.as_ref().filter(|_| total > 0) {
+        set("sriovVfs", Attribute::Int(pci.sriov_vfs.into()));
+    }
+    // A cut address or alias list is of no use to a selector, a cut alias is.
+    let mac = link.address.as_ref().map(ToString::to_string).filter(|mac| !mac.is_empty() && mac.len() <= TEXT_MAX);
+    let optional = [
+        ("mac", mac),
+        ("alias", link.alias.clone().filter(|alias| !alias.is_empty())),
+        ("ipv4", list(addresses, IpAddr::is_ipv4)),
+        ("ipv6", list(addresses, IpAddr::is_ipv6)),
+        ("rdmaDevice", rdma.map(|rdma| rdma.name.clone())),
+    ];
+    for (name, value) in optional {
+        if let Some(value) = value {
+            set(name, text(&value));
+        }
+    }
+    if let Some(node) = facts.numa_node {
+        set("numaNode", Attribute::Int(node.into()));
+        set("resource.kubernetes.io/numaNode", Attribute::Int(node.into()));
+    }
+    if let Some(pci) = &facts.pci {
+        attributes.extend(of_pci(pci));
+    }
+    attributes
+}
+
+/// Vendor, device and subsystem are ids (`0x15b3`), where the peer has names of a database for the first two.
+fn of_pci(pci: &PciFunction) -> Attributes {
+    let texts = [
+        ("pciAddress", Some(&pci.address)),
+        ("pciVendor", pci.vendor.as_ref()),
+        ("pciDevice", pci.device.as_ref()),
+        ("pciSubsystem", pci.subsystem.as_ref()),
+        ("resource.kubernetes.io/pcieRoot", pci.root.as_ref()),
+    ];
+    let mut attributes: Attributes =
+        texts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), text(value?)))).collect();
+    if pci.physical_function.is_some() {
+        attributes.insert("isSriovVf".to_owned(), Attribute::Bool(true));
+    }
+    attributes
+}
+
+/// The RDMA device of a link: the first one of the same device; for one without hardware, the one that runs over the link.
+pub(super) fn rdma_of<'a>(link: &Link, facts: &LinkFacts, devices: &'a [RdmaFacts]) -> Option<&'a RdmaFacts> {
+    // A representor sits on the function whose RDMA device is the uplink's.
+    if is_representor(link) {
+        return None;
+    }
+    devices.iter().find(|rdma| match (&rdma.device_path, &rdma.over) {
+        (Some(path), _) => facts.device_path.as_ref() == Some(path),
+        (None, Some(over)) => *over == link.name,
+        (None, None) => false,
+    })
+}
+
+/// `value`, cut to what an attribute may have, between two characters.
+pub(super) fn text(value: &str) -> Attribute {
+    let end = (0..=TEXT_MAX.min(value.len())).rev().find(|end| value.is_char_boundary(*end)).unwrap_or(0);
+    Attribute::String(value[..end].to_owned())
+}
+
+/// Comma list, in order, of the global unicast addresses of a family, as many whole ones as an attribute may have.
+fn list(addresses: &[&Address], family: fn(&IpAddr) -> bool) -> Option<String> {
+    let mut global: Vec<_> =
+        addresses.iter().filter(|a| family(&a.ip) && is_global_unicast(a.ip)).map(|a| (a.ip, a.prefix_len)).collect();
+    global.sort();
+    global.dedup();
+    let mut list = String::new();
+    for (ip, prefix_len) in global {
+        let item = format!("{}{ip}/{prefix_len}", if list.is_empty() { "" } else { "," });
+        if list.len() + item.len() > TEXT_MAX {
+            break;
+        }
+        list.push_str(&item);
+    }
+    (!list.is_empty()).then_some(list)
+}
+
+fn is_global_unicast(ip: IpAddr) -> bool {
+    let local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    !local && !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast()
+}
+
+/// `ARPHRD_*` (`linux/if_arp.h`) in words.
+fn encapsulation(arphrd: u16) -> String {
+    let known = match arphrd {
+        1 => "ether",
+        32 => "infiniband",
+        280 => "can",
+        512 => "ppp",
+        768 => "ipip",
+        769 => "tunnel6",
+        772 => "loopback",
+        776 => "sit",
+        778 => "gre",
+        801 => "ieee802.11",
+        823 => "gre6",
+        0xfffe => "none",
+        other => return format!("unknown{other}"),
+    };
+    known.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_text_is_cut_to_its_longest_fitting_start(value in "\\PC{0,80}") {
+            let Attribute::String(cut) = text(&value) else { unreachable!() };
+            prop_assert!(cut.len() <= TEXT_MAX && value.starts_with(&cut));
+            if let Some(next) = value[cut.len()..].chars().next() {
+                prop_assert!(cut.len() + next.len_utf8() > TEXT_MAX);
+            }
+        }
+
+        #[test]
+        fn a_list_has_whole_items_in_order(ips in proptest::collection::vec((any::<IpAddr>(), 0_u8..=32), 0..12)) {
+            let addresses: Vec<_> = ips.iter().map(|(ip, len)| Address::permanent(*ip, *len)).collect();
+            let addresses: Vec<_> = addresses.iter().collect();
+            for family in [IpAddr::is_ipv4, IpAddr::is_ipv6] {
+                let items: Vec<(IpAddr, u8)> = list(&addresses, family).iter().flat_map(|list| {
+                    assert!(list.len() <= TEXT_MAX);
+                    list.split(',').map(|item| item.split_once('/').unwrap()).collect::<Vec<_>>()
+                        .into_iter().map(|(ip, len)| (ip.parse().unwrap(), len.parse().unwrap())).collect::<Vec<_>>()
+                }).collect();
+                prop_assert!(items.is_sorted());
+                prop_assert!(items.iter().all(|item| ips.contains(item) && family(&item.0)));
+                // One fits always: 39 bytes of address and 4 of length.
+                prop_assert_eq!(items.is_empty(), !ips.iter().any(|(ip, _)| family(ip) && is_global_unicast(*ip)));
+            }
+        }
+    }
+}

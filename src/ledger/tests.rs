@@ -1,0 +1,58 @@
+//! The file format against damage. The folder has its tests in `tests/ledger.rs`.
+
+use proptest::prelude::*;
+
+use super::file::{Fault, decode, encode};
+use super::{ClaimRecord, ClaimRef, PodRef};
+use crate::names::{ClaimUid, PodUid};
+
+fn record() -> ClaimRecord {
+    ClaimRecord {
+        claim: ClaimRef { namespace: "a".to_owned(), name: "b \"ü\n".to_owned(), uid: ClaimUid::new("c1").unwrap() },
+        pod: PodRef { name: "p".to_owned(), uid: PodUid::new("p1").unwrap() },
+        generation: 3,
+        boot_id: "boot-1".to_owned(),
+        devices: Vec::new(),
+    }
+}
+
+#[test]
+fn a_later_version_may_add_fields() {
+    let bytes = encode(&record()).unwrap();
+    let text = String::from_utf8(bytes).unwrap().replacen('{', "{\"extra\":[1,2],", 1);
+    assert_eq!(decode(text.as_bytes(), &record().claim.uid), Ok(record()));
+}
+
+#[test]
+fn a_newer_format_is_told_from_damage() {
+    let newer = br#"{"version":7,"record":{}}"#;
+    assert!(matches!(decode(newer, &record().claim.uid), Err(Fault::Newer(_))));
+    let none = br#"{"version":0,"record":{}}"#;
+    assert!(matches!(decode(none, &record().claim.uid), Err(Fault::Bad(_))));
+}
+
+proptest! {
+    #[test]
+    fn garbage_is_no_record(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
+        prop_assert!(decode(&bytes, &record().claim.uid).is_err());
+    }
+
+    #[test]
+    fn a_cut_file_is_no_record(len in 0_usize..10_000) {
+        let bytes = encode(&record()).unwrap();
+        let len = len % (bytes.len() - 1); // the last byte is the final newline
+        prop_assert!(decode(&bytes[..len], &record().claim.uid).is_err());
+    }
+
+    #[test]
+    fn flipped_bits_never_make_another_record(flips in proptest::collection::vec((any::<proptest::sample::Index>(), 0_u8..8), 1..4)) {
+        let mut bytes = encode(&record()).unwrap();
+        for (at, bit) in flips {
+            let at = at.index(bytes.len());
+            bytes[at] ^= 1 << bit;
+        }
+        if let Ok(read) = decode(&bytes, &record().claim.uid) {
+            prop_assert_eq!(read, record());
+        }
+    }
+}
