@@ -112,7 +112,7 @@ fn route(destination: &str, gateway: Option<&str>) -> Route {
 
 fn neighbour(ip: &str) -> Neighbour {
     let address = "02:00:00:00:00:99".parse().expect("a MAC");
-    Neighbour { ip: ip.parse().expect("an address"), address: Some(address), flags: 0 }
+    Neighbour { ip: ip.parse().expect("an address"), address: Some(address), flags: 0, protocol: 0 }
 }
 
 #[test]
@@ -167,7 +167,13 @@ fn a_host_state_is_carried_into_the_pod() {
         return println!("skipped: {reason}");
     }
     let mut host = host("enp1s0");
-    let hop = |gateway: &str| NextHop { index: 7, gateway: Some(gateway.parse().expect("ip")), weight: 2, onlink: false };
+    let hop = |gateway: &str| NextHop {
+        index: 7,
+        gateway: Some(gateway.parse().expect("ip")),
+        weight: 2,
+        onlink: false,
+        other: String::new(),
+    };
     let mut by_hand = address("10.51.0.1/24");
     by_hand.flags |= 0x200;
     let ends = Address { valid_lifetime: 600, preferred_lifetime: 600, flags: 0, ..address("fd51::1/64") };

@@ -4,6 +4,7 @@ mod compare;
 mod kernel_made;
 mod restore;
 mod restore_ip;
+mod sound;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::address::IFA_F_TENTATIVE;
 use super::link::{IFF_ALLMULTI, IFF_PROMISC, IFF_UP};
 use super::rule::{ACTION_TO_TABLE, TABLE_DEFAULT};
-use super::{Address, LinkAddress, Neighbour, Route, Rule, address, link, neighbour, route, rule, sysctl};
+use super::{Address, LinkAddress, Neighbour, Qdisc, Route, Rule, address, link, neighbour, qdisc, route, rule, sysctl};
 use crate::netlink::{NetlinkError, RouteSocket};
 
 pub use compare::compare;
@@ -87,6 +88,9 @@ pub struct HostState {
     pub neighbours: Vec<Neighbour>,
     /// Per-link sysctls: [`super::sysctl::read_all`].
     pub sysctls: BTreeMap<String, String>,
+    /// Queueing disciplines that somebody chose: [`super::qdisc`]. Their classes and filters are not recorded.
+    #[serde(default)]
+    pub qdiscs: Vec<Qdisc>,
 }
 
 /// One thing that is not as it was.
@@ -124,6 +128,8 @@ pub struct Snapshot {
     pub rules: Vec<Rule>,
     /// [`super::neighbour::list`].
     pub neighbours: Vec<(u32, Neighbour)>,
+    /// [`super::qdisc::list`].
+    pub qdiscs: Vec<(u32, Qdisc)>,
 }
 
 impl Snapshot {
@@ -138,6 +144,7 @@ impl Snapshot {
             routes: route::list(socket, deadline)?,
             rules: rule::list(socket, deadline)?,
             neighbours: neighbour::list(socket, deadline)?,
+            qdiscs: qdisc::list(socket, deadline)?,
         })
     }
 
@@ -171,6 +178,7 @@ impl Snapshot {
             rules,
             neighbours: sorted(of_link(&self.neighbours, index)),
             sysctls,
+            qdiscs: of_link(&self.qdiscs, index),
         })
     }
 

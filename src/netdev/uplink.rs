@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn every_table_family_and_next_hop_counts() {
         let v6 = Route { table: 1000, protocol: 9, ..Route::to("::/0".parse().unwrap()) };
-        let hop = |index| NextHop { index, gateway: None, weight: 1, onlink: false };
+        let hop = |index| NextHop::by(index, None);
         let multipath = Route { next_hops: vec![hop(4), hop(5)], table: 7, ..Route::to("0.0.0.0/0".parse().unwrap()) };
         let links: Vec<_> = (1..8).map(|index| link(index, "")).collect();
         let found = needed(&links, &[(vec![3], v6), (vec![], multipath)]);

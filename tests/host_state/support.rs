@@ -50,6 +50,11 @@ route add 2001:db8:61::/48 nexthop via 2001:db8:50::fe dev nic0.7 nexthop via 20
 route add 2001:db8:62::/48 via 2001:db8:50::fe table 100
 route add 2001:db8:63::/48 via fe80::9 dev nic0.7 expires 5000
 route add unreachable 172.20.0.0/16
+route add 172.21.0.0/16 encap ip id 100 dst 10.50.0.5 ttl 9 via 10.50.0.254 dev nic0.7
+-6 route add 2001:db8:64::/64 encap seg6 mode encap segs 2001:db8::5,2001:db8::6 dev nic0.7
+nexthop add id 7 via 10.50.0.254 dev nic0.7
+route add 172.22.0.0/16 nhid 7
+route append 172.16.0.0/12 via 10.50.0.252 metric 50
 rule add from 10.50.0.0/24 lookup 100 priority 1000
 rule add fwmark 0x10/0xff not to 10.9.0.0/16 iif nic0.7 lookup 200 priority 1001
 -6 rule add from 2001:db8:50::/64 tos 0x10 lookup 100 priority 1002
@@ -98,12 +103,18 @@ pub(crate) fn ip(lines: &str) {
     }
 }
 
+/// Runs the `tc` program (it comes with `ip`).
+pub(crate) fn tc(line: &str) {
+    let out = Command::new("tc").args(line.split(' ')).output().unwrap();
+    assert!(out.status.success(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
 /// A host as above in the calling thread's (scratch) namespace.
 pub(crate) struct Host {
     pub(crate) socket: RouteSocket,
     pub(crate) index: u32,
     /// Keeps the peers alive.
-    pub(crate) far: Netns,
+    _far: Netns,
 }
 
 impl Host {
@@ -117,7 +128,7 @@ impl Host {
         }
         far.run(|| ip("link set far0 up\nlink set far1 up")).unwrap();
         let index = link::by_name(&mut socket, NIC, soon()).unwrap().unwrap().index;
-        Self { socket, index, far }
+        Self { socket, index, _far: far }
     }
 
     /// With everything of [`RICH`], duplicate address detection done.
@@ -127,6 +138,8 @@ impl Host {
             dranic::netdev::sysctl::write(NIC, key, value).unwrap();
         }
         ip(RICH);
+        tc("qdisc add dev nic0.7 root handle 1: tbf rate 1gbit burst 64kb latency 50ms");
+        tc("qdisc add dev nic0.7 parent 1:1 handle 2: pfifo limit 77");
         host.wait_for_dad();
         host
     }

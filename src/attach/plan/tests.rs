@@ -30,6 +30,7 @@ fn host() -> HostState {
         rules: vec![],
         neighbours: vec![],
         sysctls: BTreeMap::new(),
+        qdiscs: vec![],
     }
 }
 
@@ -52,6 +53,7 @@ fn rule(table: u32) -> Rule {
         destination: None,
         table,
         action: 1,
+        tos: 0,
         invert: false,
         protocol: 4,
         input_link: None,
@@ -61,7 +63,7 @@ fn rule(table: u32) -> Rule {
 }
 
 fn neighbour(ip: &str) -> Neighbour {
-    Neighbour { ip: ip.parse().unwrap(), address: Some("02:00:00:00:00:99".parse().unwrap()), flags: 0 }
+    Neighbour { ip: ip.parse().unwrap(), address: Some("02:00:00:00:00:99".parse().unwrap()), flags: 0, protocol: 0 }
 }
 
 fn config(json: &str) -> NetworkConfig {
@@ -241,7 +243,13 @@ fn another_address_than_the_hosts_leaves_what_depends_on_it() {
 #[test]
 fn copied_routes_keep_everything() {
     let mut host = host();
-    let hop = |gateway: &str, weight| NextHop { index: 7, gateway: Some(gateway.parse().unwrap()), weight, onlink: false };
+    let hop = |gateway: &str, weight| NextHop {
+        index: 7,
+        gateway: Some(gateway.parse().unwrap()),
+        weight,
+        onlink: false,
+        other: String::new(),
+    };
     host.routes = vec![
         Route {
             metric: Some(50),
@@ -271,7 +279,8 @@ fn copied_routes_keep_everything() {
 #[test]
 fn routes_that_make_no_sense_in_the_pod_stay() {
     let mut host = host();
-    let hop = |index| NextHop { index, gateway: Some("10.50.0.9".parse().unwrap()), weight: 1, onlink: false };
+    let hop =
+        |index| NextHop { index, gateway: Some("10.50.0.9".parse().unwrap()), weight: 1, onlink: false, other: String::new() };
     let nexthop_id: String = [8_u16.to_ne_bytes(), 30_u16.to_ne_bytes()].concat().iter().map(|b| format!("{b:02x}")).collect();
     host.routes = vec![
         Route { kind: 6, ..route("10.61.0.0/16", None) },

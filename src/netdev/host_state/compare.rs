@@ -25,6 +25,9 @@ pub fn compare(before: &HostState, after: &HostState) -> Vec<Difference> {
     lists(neighbour(before), neighbour(after), &mut found);
     let sysctl = |state: &HostState| state.sysctls.iter().map(|(k, v)| (format!("sysctl {k}"), v.clone())).collect::<Vec<_>>();
     lists(sysctl(before), sysctl(after), &mut found);
+    let qdisc =
+        |state: &HostState| state.qdiscs.iter().map(|q| (format!("qdisc {:x}", q.parent), q.to_string())).collect::<Vec<_>>();
+    lists(qdisc(before), qdisc(after), &mut found);
     found
 }
 

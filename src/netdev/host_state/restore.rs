@@ -7,28 +7,39 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, Prop};
 
 use super::super::link::IFF_UP;
-use super::super::{Link, address, link, sysctl};
+use super::super::{Address, Link, Neighbour, Route, address, link, qdisc, sysctl};
 use super::compare::same_link_address;
-use super::{FLAGS, HostState, RestoreReport, kernel_made, recorded_flags};
+use super::sound::sound;
+use super::{FLAGS, HostState, RestoreReport, recorded_flags};
 use crate::netlink::{NetlinkError, Request, RouteSocket};
 
 /// `IFLA_IFALIAS`, `linux/if_link.h`.
 const IFLA_IFALIAS: u16 = 20;
 
 /// Puts the link with `index`, which is on the host already, back to `state`: name first, then altnames, MTU, MAC, flags,
-/// master, sysctls, up or down, addresses, neighbours, routes. Goes on after a failure; doing it twice changes nothing.
+/// master, sysctls, queueing, up or down, addresses, neighbours, routes. Goes on after a failure; doing it twice changes nothing.
 /// Call it on a thread in the host's namespace.
 ///
 /// It waits for IPv6 duplicate address detection (up to 3 s) only where a route names such an address as its source. Rules
 /// stayed on the host and are left alone.
 pub fn restore(socket: &mut RouteSocket, index: u32, state: &HostState, deadline: Instant) -> RestoreReport {
     let mut report = RestoreReport::default();
+    let state = &sound(state, &mut report);
     match link::by_index(socket, index, deadline) {
-        Ok(Some(link)) => Restorer { socket, state, link, deadline, report: &mut report }.run(),
+        Ok(Some(link)) => Restorer { socket, state, link, deadline, report: &mut report, foreign: Foreign::default() }.run(),
         Ok(None) => report.failed.push(("link".into(), format!("there is no link with index {index}; is it still in a pod?"))),
         Err(error) => report.failed.push(("link".into(), error.to_string())),
     }
     report
+}
+
+/// What somebody else gave the link before it was restored. Kept because some steps (a new link-layer address, going down)
+/// make the kernel drop it.
+#[derive(Debug, Default)]
+pub(super) struct Foreign {
+    pub(super) addresses: Vec<Address>,
+    pub(super) neighbours: Vec<Neighbour>,
+    pub(super) routes: Vec<Route>,
 }
 
 /// One restore under way. `link` is what the link is now.
@@ -38,10 +49,12 @@ pub(super) struct Restorer<'a> {
     pub(super) link: Link,
     pub(super) deadline: Instant,
     pub(super) report: &'a mut RestoreReport,
+    pub(super) foreign: Foreign,
 }
 
 impl Restorer<'_> {
     fn run(mut self) {
+        self.find_foreign();
         self.name();
         self.alt_names();
         self.properties();
@@ -49,6 +62,7 @@ impl Restorer<'_> {
         self.flags();
         self.master();
         self.sysctls();
+        self.qdiscs();
         self.admin_state();
         self.ip();
     }
@@ -96,22 +110,25 @@ impl Restorer<'_> {
             let _ = self.socket.request(alt_name_request(self.link.index, &wanted, false), self.deadline);
             self.link.alt_names.retain(|name| *name != wanted);
         }
-        let result = self.set_down_if_busy(LinkAttribute::IfName(wanted.clone()));
-        let holder = match &result {
-            Err(error) if error.errno() == Some(libc::EEXIST) => self.holder(&wanted),
-            _ => None,
-        };
-        match holder {
-            Some(holder) => {
-                let why = format!("{holder}; it stays {} until that link has another name", self.link.name);
-                self.failed("name", why);
-            }
-            None => {
-                if self.done("name", format!("name {} -> {wanted}", self.link.name), result) {
-                    self.link.name = wanted;
-                }
-            }
+        if let Some(holder) = self.holder(&wanted) {
+            let why = format!("{holder}; it stays {} until that link has another name", self.link.name);
+            return self.failed("name", why);
         }
+        self.drop_labelled();
+        let result = self.set_down_if_busy(LinkAttribute::IfName(wanted.clone()));
+        if self.done("name", format!("name {} -> {wanted}", self.link.name), result) {
+            self.link.name = wanted;
+        }
+    }
+
+    /// With the link's name the kernel changes the labels of all its IPv4 addresses (the first loses its own, the others get
+    /// `:2`, `:3`, …). Those that are recorded are taken away before, the secondary ones first, and come back below.
+    fn drop_labelled(&mut self) {
+        let now = address::list_of(self.socket, Some(self.link.index), self.deadline).unwrap_or_default();
+        let ours = now.iter().rev().map(|(_, address)| address).filter(|a| a.ip.is_ipv4() && self.is_recorded(a));
+        let requests = ours.map(|address| address::delete_request(self.link.index, address)).collect();
+        // One that can't go is only labelled wrongly.
+        let _ = self.socket.pipeline(requests, self.deadline);
     }
 
     /// Who has the name that could not be given.
@@ -212,6 +229,26 @@ impl Restorer<'_> {
         }
     }
 
+    fn qdiscs(&mut self) {
+        let now = match qdisc::list(self.socket, self.deadline) {
+            Ok(all) => super::of_link(&all, self.link.index),
+            Err(error) => return self.failed("qdiscs", error),
+        };
+        for wanted in &self.state.qdiscs {
+            match now.iter().find(|there| there.parent == wanted.parent) {
+                Some(there) if there == wanted => {}
+                Some(there) => self.report.respected.push(format!("qdisc {wanted} is now {there}")),
+                None => {
+                    let result = self.socket.request(qdisc::add_request(self.link.index, wanted), self.deadline);
+                    self.done(&format!("qdisc {:x}", wanted.handle), format!("qdisc {wanted}"), result);
+                }
+            }
+        }
+        for extra in now.iter().filter(|there| !self.state.qdiscs.iter().any(|wanted| wanted.parent == there.parent)) {
+            self.report.respected.push(format!("qdisc {extra} was added meanwhile"));
+        }
+    }
+
     fn admin_state(&mut self) {
         // A master may have changed it since.
         if let Ok(Some(link)) = link::by_index(self.socket, self.link.index, self.deadline) {
@@ -221,7 +258,7 @@ impl Restorer<'_> {
         if self.link.is_up() == wanted {
             return;
         }
-        if !wanted && self.is_used() {
+        if !wanted && !self.foreign.addresses.is_empty() {
             self.report.respected.push("it was set up and given addresses meanwhile: it stays up".into());
             return;
         }
@@ -230,18 +267,6 @@ impl Restorer<'_> {
         if self.done("up", word.to_owned(), result) {
             self.link.flags ^= IFF_UP;
         }
-    }
-
-    /// Whether it has addresses that were not recorded and that the kernel did not make.
-    fn is_used(&mut self) -> bool {
-        let now = address::list_of(self.socket, Some(self.link.index), self.deadline).unwrap_or_default();
-        now.iter().any(|(_, address)| self.is_foreign(address))
-    }
-
-    pub(super) fn is_foreign(&self, address: &super::Address) -> bool {
-        let key = super::compare::address_key(address);
-        !kernel_made::is_kernels(address, self.link.address.as_ref())
-            && !self.state.addresses.iter().any(|recorded| super::compare::address_key(recorded) == key)
     }
 }
 

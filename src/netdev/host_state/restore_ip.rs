@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
 
 use super::super::address::IFA_F_TENTATIVE;
-use super::super::{Address, NextHop, Route, address, neighbour, raw, route};
+use super::super::{Address, Neighbour, NextHop, Route, address, neighbour, route};
 use super::compare::{address_key, same_address, same_route, with_index};
 use super::kernel_made;
-use super::restore::Restorer;
+use super::restore::{Foreign, Restorer};
 use crate::netlink::{NetlinkError, Request};
 
 /// How long routes wait for duplicate address detection of their source address: one probe and a random delay of a second, with
@@ -25,14 +25,40 @@ impl Restorer<'_> {
         self.routes();
     }
 
+    /// What is there now and was not recorded, nor made by the kernel: somebody gave it to the link meanwhile. It stays.
+    pub(super) fn find_foreign(&mut self) {
+        let index = Some(self.link.index);
+        let addresses = address::list_of(self.socket, index, self.deadline).unwrap_or_default();
+        let neighbours = neighbour::list_of(self.socket, index, self.deadline).unwrap_or_default();
+        let routes = route::list_of(self.socket, index, self.deadline).unwrap_or_default();
+        let mac = self.link.address.as_ref();
+        let is_foreign = |a: &Address| !kernel_made::is_kernels(a, mac) && !self.is_recorded(a);
+        let is_ours = |n: &Neighbour| self.state.neighbours.iter().any(|recorded| same_entry(n, recorded));
+        // Connected routes come and go with their addresses, those of router advertisements by themselves.
+        let is_theirs = |r: &Route| {
+            let automatic = (r.protocol == route::PROTO_KERNEL && r.gateway.is_none()) || r.protocol == route::PROTO_RA;
+            !automatic && !self.state.routes.iter().any(|recorded| recorded.same_key(r))
+        };
+        self.foreign = Foreign {
+            addresses: addresses.into_iter().map(|(_, a)| a).filter(is_foreign).collect(),
+            neighbours: neighbours.into_iter().map(|(_, n)| n).filter(|n| !is_ours(n)).collect(),
+            routes: routes.into_iter().map(|(_, r)| r).filter(is_theirs).collect(),
+        };
+        let respected = &mut self.report.respected;
+        respected.extend(self.foreign.addresses.iter().map(|a| format!("address {a} was added meanwhile")));
+        respected.extend(self.foreign.neighbours.iter().map(|n| format!("neighbour {n} was added meanwhile")));
+        respected.extend(self.foreign.routes.iter().map(|r| format!("route {r} was added meanwhile")));
+    }
+
+    pub(super) fn is_recorded(&self, address: &Address) -> bool {
+        self.state.addresses.iter().any(|recorded| address_key(recorded) == address_key(address))
+    }
+
     fn addresses(&mut self) {
         let now = match address::list_of(self.socket, Some(self.link.index), self.deadline) {
             Ok(now) => now.into_iter().map(|(_, address)| self.named(address)).collect::<Vec<_>>(),
             Err(error) => return self.failed("addresses", error),
         };
-        let foreign = now.iter().filter(|address| self.is_foreign(address));
-        let foreign: Vec<String> = foreign.map(|extra| format!("address {extra} was added meanwhile")).collect();
-        self.report.respected.extend(foreign);
         let mut missing = Vec::new();
         for wanted in &self.state.addresses {
             match now.iter().find(|there| address_key(there) == address_key(wanted)) {
@@ -41,6 +67,8 @@ impl Restorer<'_> {
                 Some(there) => self.report.respected.push(format!("address {wanted} is now {there}")),
             }
         }
+        let is_there = |address: &Address| now.iter().any(|there| address_key(there) == address_key(address));
+        missing.extend(self.foreign.addresses.iter().filter(|address| !is_there(address)).cloned());
         // The kernel lists IPv4 addresses as they came, and IPv6 ones the newest first.
         let (mut ordered, mut v6): (Vec<_>, Vec<_>) = missing.into_iter().partition(|address| address.ip.is_ipv4());
         v6.reverse();
@@ -63,18 +91,16 @@ impl Restorer<'_> {
             Ok(now) => now.into_iter().map(|(_, entry)| entry).collect::<Vec<_>>(),
             Err(error) => return self.failed("neighbours", error),
         };
-        let same = |a: &super::Neighbour, b: &super::Neighbour| a.ip == b.ip && a.is_proxy() == b.is_proxy();
         let mut missing = Vec::new();
         for wanted in &self.state.neighbours {
-            match now.iter().find(|there| same(there, wanted)) {
+            match now.iter().find(|there| same_entry(there, wanted)) {
                 None => missing.push(wanted.clone()),
                 Some(there) if there == wanted => {}
                 Some(there) => self.report.respected.push(format!("neighbour {wanted} is now {there}")),
             }
         }
-        for extra in now.iter().filter(|there| !self.state.neighbours.iter().any(|wanted| same(there, wanted))) {
-            self.report.respected.push(format!("neighbour {extra} was added meanwhile"));
-        }
+        let is_there = |entry: &Neighbour| now.iter().any(|there| same_entry(there, entry));
+        missing.extend(self.foreign.neighbours.iter().filter(|entry| !is_there(entry)).cloned());
         let requests = missing.iter().map(|entry| neighbour::add_request(self.link.index, entry)).collect();
         let results = self.socket.pipeline(requests, self.deadline);
         for (entry, result) in missing.iter().zip(results) {
@@ -89,12 +115,6 @@ impl Restorer<'_> {
         };
         let wanted: Vec<Route> =
             self.state.routes.iter().map(|route| with_index(route, self.state.index, self.link.index)).collect();
-        let addresses: Vec<&Address> = self.state.addresses.iter().collect();
-        for extra in now.iter().filter(|there| !wanted.iter().any(|route| route.same_key(there))) {
-            if !kernel_made::comes_back(extra, &addresses) && extra.protocol != route::PROTO_RA && !self.is_of_foreign(extra) {
-                self.report.respected.push(format!("route {extra} was added meanwhile"));
-            }
-        }
         let mut missing = Vec::new();
         for route in &wanted {
             if now.iter().any(|there| same_route(route, there)) {
@@ -105,16 +125,12 @@ impl Restorer<'_> {
                 Some(there) if !self.is_part(there, route) => {
                     self.report.respected.push(format!("route {route} is now {there}"));
                 }
-                _ if !is_readable(route) => self.failed(&format!("route {}", route.destination), "the record is damaged"),
                 _ => missing.push(route.clone()),
             }
         }
+        let is_there = |route: &Route| now.iter().any(|there| there.same_key(route));
+        missing.extend(self.foreign.routes.iter().filter(|route| !is_there(route)).cloned());
         self.add_routes(missing);
-    }
-
-    /// Whether it is the connected route of an address that somebody added meanwhile: that was reported already.
-    fn is_of_foreign(&self, route: &Route) -> bool {
-        route.protocol == route::PROTO_KERNEL && route.gateway.is_none()
     }
 
     /// Whether `there` is `wanted` with some next hops missing: what the kernel leaves of a multipath route when one of its links
@@ -209,7 +225,6 @@ impl Restorer<'_> {
     }
 }
 
-/// Whether the attributes it carries as hex can be read.
-fn is_readable(route: &Route) -> bool {
-    raw::is_valid(&route.other) && route.next_hops.iter().all(|hop| raw::is_valid(&hop.other))
+fn same_entry(a: &Neighbour, b: &Neighbour) -> bool {
+    a.ip == b.ip && a.is_proxy() == b.is_proxy()
 }
