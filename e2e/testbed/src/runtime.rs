@@ -28,8 +28,8 @@ use connection::Connection;
 pub use connection::Failure;
 pub use handshake::Fault;
 pub use log::{Event, Log, What};
-pub use pods::{ContainerSpec, SandboxSpec};
 use pods::PodRequest;
+pub use pods::{ContainerSpec, SandboxSpec};
 pub use relay::Relay;
 use relay::{Kind, relay};
 

@@ -90,13 +90,7 @@ pub(super) async fn relay(inner: &Arc<Inner>, kind: Kind, sandbox: &str, request
     relay
 }
 
-async fn ask(
-    inner: &Inner,
-    plugin: &Plugin,
-    kind: Kind,
-    sandbox: &str,
-    request: &PodRequest,
-) -> Result<Vec<u8>, Failure> {
+async fn ask(inner: &Inner, plugin: &Plugin, kind: Kind, sandbox: &str, request: &PodRequest) -> Result<Vec<u8>, Failure> {
     let by_event = StateChange { event: kind.event(), pod: request.pod.clone() };
     // CreateContainer has had an RPC of its own in every version.
     if kind != Kind::Create && plugin.state_change.load(Ordering::Relaxed) {
@@ -111,13 +105,7 @@ async fn ask(
     }
 }
 
-async fn timed_call(
-    inner: &Inner,
-    plugin: &Plugin,
-    method: &str,
-    sandbox: &str,
-    payload: Vec<u8>,
-) -> Result<Vec<u8>, Failure> {
+async fn timed_call(inner: &Inner, plugin: &Plugin, method: &str, sandbox: &str, payload: Vec<u8>) -> Result<Vec<u8>, Failure> {
     let name = &plugin.name;
     let method = method.to_owned();
     inner.log.add(name, What::Request { method: method.clone(), sandbox: sandbox.to_owned() });

@@ -95,11 +95,7 @@ async fn serve(stream: UnixStream, policy: Option<proto::FailurePolicy>, behavio
     }
 }
 
-fn answer(
-    message: &Message,
-    policy: Option<proto::FailurePolicy>,
-    behaviour: &Behaviour,
-) -> Option<(Duration, Message)> {
+fn answer(message: &Message, policy: Option<proto::FailurePolicy>, behaviour: &Behaviour) -> Option<(Duration, Message)> {
     let request = Request::decode(&message.data[..]).ok()?;
     let mut response = Response::default();
     let (mut kind, mut delay) = (RESPONSE, Duration::ZERO);
