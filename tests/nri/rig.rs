@@ -91,8 +91,9 @@ impl Scripted {
 
     async fn work(&self, hook: &'static str, sandbox: Sandbox, deadline: Instant) -> Result<(), HookError> {
         let id = sandbox.id.clone();
-        self.add(Seen::Begin(hook, sandbox, deadline));
+        // Read first: a test that has seen the beginning may set the next step.
         let step = self.step.lock().unwrap().clone();
+        self.add(Seen::Begin(hook, sandbox, deadline));
         let result = match step {
             Step::Succeed => Ok(()),
             Step::Fail(text) => Err(HookError(text.to_owned())),
