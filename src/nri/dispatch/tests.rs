@@ -105,7 +105,7 @@ async fn synchronize_is_bounded() {
     assert_eq!(dispatcher.collect(part.clone()), Ok(None));
     assert_eq!(dispatcher.collect(part).unwrap_err().code.enum_value(), Ok(Code::RESOURCE_EXHAUSTED));
     let last = proto::SynchronizeRequest::default();
-    assert_eq!(dispatcher.collect(last), Ok(Some((Vec::new(), Vec::new()))));
+    assert_eq!(dispatcher.collect(last), Ok(Some(Parts::default())));
 }
 
 #[test]
