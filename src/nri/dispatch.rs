@@ -91,7 +91,7 @@ pub(super) struct Progress {
 }
 
 /// What the parts of a Synchronize brought so far.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Parts {
     sandboxes: Vec<Sandbox>,
     containers: Vec<Container>,
@@ -247,7 +247,7 @@ impl<H: SandboxHandler> Dispatcher<H> {
     async fn synchronize(&self, payload: &[u8], budget: Budget) -> Answer {
         let request = proto::SynchronizeRequest::decode(payload).map_err(invalid)?;
         let more = request.more;
-        if let Some((sandboxes, containers)) = self.collect(request)? {
+        if let Some(Parts { sandboxes, containers }) = self.collect(request)? {
             let (count, handler) = (sandboxes.len(), self.handler.clone());
             let work = self.executor.spawn(async move { handler.synchronize(sandboxes, containers).await });
             match timeout_at(budget.answer.into(), work).await {
@@ -261,7 +261,7 @@ impl<H: SandboxHandler> Dispatcher<H> {
     }
 
     /// Adds one part; everything together after the last one.
-    fn collect(&self, request: proto::SynchronizeRequest) -> Result<Option<(Vec<Sandbox>, Vec<Container>)>, Status> {
+    fn collect(&self, request: proto::SynchronizeRequest) -> Result<Option<Parts>, Status> {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         parts.sandboxes.extend(request.pods.into_iter().map(Sandbox::from));
         parts.containers.extend(request.containers.into_iter().map(Container::from));
@@ -270,8 +270,7 @@ impl<H: SandboxHandler> Dispatcher<H> {
             let text = format!("{}: Synchronize brings more than {MAX_OBJECTS} sandboxes and containers", self.plugin);
             return Err(get_status(Code::RESOURCE_EXHAUSTED, text));
         }
-        let Parts { sandboxes, containers } = if request.more { return Ok(None) } else { std::mem::take(&mut *parts) };
-        Ok(Some((sandboxes, containers)))
+        Ok((!request.more).then(|| std::mem::take(&mut *parts)))
     }
 
     async fn hook(&self, hook: Hook, payload: &[u8], pod: u32, budget: Budget) -> Answer {

@@ -150,6 +150,8 @@ impl Connection {
             answer.await.map_err(|_| Failure::Lost(self.reason()))
         };
         let answer = tokio::select! {
+            // An answer counts even if the connection ends right behind it.
+            biased;
             answer = tokio::time::timeout(limit, exchange) => answer,
             () = self.closed.cancelled() => Ok(Err(Failure::Lost(self.reason()))),
         };
