@@ -1,7 +1,8 @@
 //! `kill -9` of the agent at any moment, then a restart, leads to the same end state as without it.
 //!
 //! First between any two steps: the agent (a debug build) ends itself at a named point, each point of a pod's life in its turn, as a
-//! first life without a kill has told them. Then from outside, at random moments.
+//! first life without a kill has told them. Then from outside, at random moments: `DRANIC_KILL_SEED=<seed>` repeats the moments of a
+//! run, `DRANIC_KILL_ROUNDS=<n>` takes more of them.
 
 #[path = "common/kill.rs"]
 mod kill;
@@ -9,8 +10,8 @@ mod kill;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -20,7 +21,7 @@ use kill::Rig;
 /// How many clusters live at once.
 const AT_ONCE: usize = 4;
 /// Rounds of kills at random moments.
-const ROUNDS: usize = 20;
+const ROUNDS: u64 = 20;
 
 fn wait<T>(work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -55,6 +56,11 @@ fn old_runtime(socket: PathBuf) -> RuntimeOptions {
     RuntimeOptions::old(socket)
 }
 
+async fn whole_life(rig: &mut Rig) -> Result<()> {
+    rig.live().await?;
+    rig.at_end().await.context("at the end")
+}
+
 /// Where to kill.
 struct Step {
     point: String,
@@ -69,7 +75,8 @@ fn points() -> Result<Vec<String>> {
     let text = file.to_str().context("a path")?.to_owned();
     wait(async {
         let mut rig = Rig::new(new_runtime, &[("DRANIC_TEST_POINTS", &text)]).await?;
-        rig.live().await.with_context(|| format!("without a kill; the agent's log:\n{}", rig.log()))
+        let lived = whole_life(&mut rig).await;
+        lived.with_context(|| format!("without a kill; the agent's log:\n{}", rig.log()))
     })?;
     Ok(std::fs::read_to_string(file)?.lines().map(str::to_owned).collect())
 }
@@ -78,7 +85,7 @@ fn killed_at(step: &Step) -> Result<()> {
     let at = format!("{}:{}", step.point, step.n);
     wait(async {
         let mut rig = Rig::new(step.runtime, &[("DRANIC_TEST_KILL_AT", &at)]).await?;
-        let lived = rig.live().await;
+        let lived = whole_life(&mut rig).await;
         let lived = lived.and_then(|()| {
             ensure!(rig.log().matches("the agent runs").count() > 1, "the agent was never killed");
             Ok(())
@@ -117,7 +124,7 @@ fn killed_between_any_two_steps() {
     assert!(failed.is_empty(), "{} of {count} failed:\n{}", failed.len(), failed.join("\n\n"));
 }
 
-/// One round: up to three kills, each some time after the one before.
+/// One round: up to three kills, each some time after the one before: the later ones often hit the recovery from the first.
 struct Round {
     after: Vec<Duration>,
 }
@@ -140,6 +147,11 @@ fn killed_after(round: &Round) -> Result<()> {
         });
         let lived = rig.live().await;
         killer.abort();
+        let _ = killer.await;
+        let lived = match lived {
+            Ok(()) => rig.at_end().await.context("at the end"),
+            Err(error) => Err(error),
+        };
         lived.with_context(|| format!("killed after {text}; the agent's log:\n{}", rig.log()))
     })
 }
@@ -162,13 +174,15 @@ fn killed_at_random_moments() {
     if !dranic_testbed::fabric::root() {
         return;
     }
-    let given = std::env::var("DRANIC_KILL_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = given.unwrap_or_else(|| RandomState::new().hash_one(()));
-    println!("DRANIC_KILL_SEED={seed}");
+    let given = |name| std::env::var(name).ok().and_then(|number| number.parse::<u64>().ok());
+    let seed = given("DRANIC_KILL_SEED").unwrap_or_else(|| RandomState::new().hash_one(()));
+    let count = given("DRANIC_KILL_ROUNDS").unwrap_or(ROUNDS);
+    println!("DRANIC_KILL_SEED={seed} DRANIC_KILL_ROUNDS={count}");
     let mut random = Random(seed);
-    let rounds = (0..ROUNDS).map(|_| Round { after: (0..=random.below(3)).map(|_| Duration::from_micros(random.below(500_000))).collect() });
+    let mut pauses = || (0..=random.below(3)).map(|_| Duration::from_micros(random.below(500_000))).collect();
+    let rounds = (0..count).map(|_| Round { after: pauses() }).collect();
     let begin = Instant::now();
-    let failed = each(rounds.collect(), killed_after);
-    println!("{ROUNDS} rounds, {:?}", begin.elapsed());
-    assert!(failed.is_empty(), "{} of {ROUNDS} failed:\n{}", failed.len(), failed.join("\n\n"));
+    let failed = each(rounds, killed_after);
+    println!("{count} rounds, {:?}", begin.elapsed());
+    assert!(failed.is_empty(), "{} of {count} failed:\n{}", failed.len(), failed.join("\n\n"));
 }

@@ -80,14 +80,13 @@ impl Rig {
         self.cluster.log()
     }
 
-    /// From prepare to unprepare; then nothing may be left.
+    /// From prepare to unprepare.
     pub(crate) async fn live(&mut self) -> Result<()> {
         self.prepare().await.context("prepare")?;
         let pod = self.run().await.context("run")?;
         self.create(&pod).await.context("create")?;
         self.stop(pod).await.context("stop")?;
-        self.unprepare().await.context("unprepare")?;
-        self.at_end().await.context("at the end")
+        self.unprepare().await.context("unprepare")
     }
 
     async fn wait_ready(&mut self) -> Result<()> {
@@ -147,11 +146,8 @@ impl Rig {
         let begin = Instant::now();
         loop {
             self.revive().await?;
-            let result = if is_prepare {
-                self.cluster.prepare(&self.claims).await
-            } else {
-                self.cluster.unprepare(&self.claims).await
-            };
+            let result =
+                if is_prepare { self.cluster.prepare(&self.claims).await } else { self.cluster.unprepare(&self.claims).await };
             match result {
                 Ok(()) => return Ok(()),
                 Err(error) => ensure!(begin.elapsed() < PATIENCE, "{error:#}"),
@@ -224,28 +220,31 @@ impl Rig {
         Ok(())
     }
 
-    /// Never fails, and the runtime does not wait for the NICs.
+    /// Stop and Remove never fail, and do not wait for the NICs.
     async fn stop(&mut self, pod: Pod) -> Result<()> {
-        let begin = Instant::now();
-        loop {
-            let stopped = self.cluster.runtime.stop_pod_sandbox(&pod.sandbox.id).await.result();
-            let removed = stopped.and(self.cluster.runtime.remove_pod_sandbox(&pod.sandbox.id).await.result());
-            match removed {
-                Ok(()) => break,
-                // The plugin was lost in the middle; a kubelet asks again.
-                Err(error) => {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                    let is_alive = self.cluster.agent.as_mut().is_some_and(|agent| !agent.has_ended());
-                    ensure!(!is_alive && begin.elapsed() < PATIENCE, "Stop or Remove failed: {error}");
-                    self.revive().await?;
-                }
-            }
+        let mut result = self.cluster.runtime.stop_pod_sandbox(&pod.sandbox.id).await.result();
+        while let Err(error) = result {
+            self.lost_in_the_middle(&error).await?;
+            result = self.cluster.runtime.stop_pod_sandbox(&pod.sandbox.id).await.result();
+        }
+        let mut result = self.cluster.runtime.remove_pod_sandbox(&pod.sandbox.id).await.result();
+        while let Err(error) = result {
+            self.lost_in_the_middle(&error).await?;
+            result = self.cluster.runtime.relay_remove(&pod.sandbox).await.result();
         }
         self.let_go(pod)
     }
 
-    /// As if nothing had been.
-    async fn at_end(&mut self) -> Result<()> {
+    /// The only reason for Stop and Remove to fail; the kubelet asks again.
+    async fn lost_in_the_middle(&mut self, error: &str) -> Result<()> {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let is_alive = self.cluster.agent.as_mut().is_some_and(|agent| !agent.has_ended());
+        ensure!(!is_alive, "Stop or Remove failed: {error}");
+        self.revive().await
+    }
+
+    /// As if nothing had been; nobody kills any more.
+    pub(crate) async fn at_end(&mut self) -> Result<()> {
         self.revive().await?;
         let begin = Instant::now();
         while let Some(held) = self.held()? {
@@ -318,7 +317,10 @@ fn write_script(path: &Path, environment: &[(&str, &str)]) -> Result<()> {
 }
 
 fn is_nic(link: &Link) -> bool {
-    link.name.starts_with("nic") || link.name.starts_with("rail") || link.name.starts_with("dranic") || link.name.starts_with("dev")
+    link.name.starts_with("nic")
+        || link.name.starts_with("rail")
+        || link.name.starts_with("dranic")
+        || link.name.starts_with("dev")
 }
 
 fn nic(name: &str, rail: u32) -> NicSpec {
