@@ -63,7 +63,9 @@ impl Hooks {
         let job = self.shared.background.spawn_blocking(move || {
             let start = Instant::now();
             let result = shared.engine.attach(&pod, &sandbox, &path, limit);
-            shared.metrics.observe_attach(start.elapsed(), result.is_ok());
+            if result.as_ref().map_or(true, |times| !times.moves.is_empty()) {
+                shared.metrics.observe_attach(start.elapsed(), result.is_ok());
+            }
             match &result {
                 Ok(times) if times.moves.is_empty() => {}
                 Ok(times) => log_attached(&pod, &sandbox, times),
@@ -117,10 +119,8 @@ impl SandboxHandler for Hooks {
 
     async fn create_container(&self, sandbox: Sandbox, container: Container, deadline: Instant) -> Result<(), HookError> {
         let known = self.known(&sandbox)?;
-        if self.shared.engine.check_attached(&known.pod, &known.sandbox).is_ok() {
-            return Ok(());
-        }
-        // The sandbox was missed, its attach failed, or it still runs: attach now, or wait for it.
+        // Where everything is in place, this only looks. Else the sandbox was missed, its attach failed, or it still runs: attach now,
+        // or wait for it.
         let text = format!("{}, container {}", known.text, container.name);
         self.attach(&known, deadline).await?;
         self.shared.engine.check_attached(&known.pod, &known.sandbox).map_err(|missing| {
@@ -152,12 +152,15 @@ impl SandboxHandler for Hooks {
     async fn synchronize(&self, sandboxes: Vec<Sandbox>, _containers: Vec<Container>) {
         let known: Vec<_> = sandboxes.iter().filter_map(|s| self.known(s).ok()).map(|k| (k.pod, k.sandbox, k.netns)).collect();
         let shared = self.shared.clone();
+        let (done, released) = tokio::sync::oneshot::channel();
         self.shared.background.spawn_blocking(move || {
             let todo = shared.engine.reconcile(&known);
             for (pod, sandbox) in todo.release {
                 let released = shared.engine.release(&pod, &sandbox);
                 tracing::info!(%pod, %sandbox, ?released, "the runtime does not know this sandbox any more");
             }
+            // Nobody waits any more when the answer was due.
+            let _ = done.send(());
             for (pod, sandbox, path) in todo.attach {
                 match shared.engine.attach(&pod, &sandbox, &path, Instant::now() + DEFER_LIMIT) {
                     Ok(times) => {
@@ -167,6 +170,8 @@ impl SandboxHandler for Hooks {
                 }
             }
         });
+        // Until this is answered no sandbox is made: one that is must not be taken for one that the runtime does not list.
+        let _ = released.await;
     }
 
     fn connection(&self, up: bool, detail: &str) {

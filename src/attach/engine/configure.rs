@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::attach::Job;
+use super::jobs::Job;
 use crate::attach::Step;
 use crate::netdev::{address, link, neighbour, route, rule, sysctl};
 use crate::netlink::{Request, RouteSocket};
