@@ -51,16 +51,25 @@ fn run(args: &Args) -> Result<()> {
     };
     ensure!(program.is_file(), "{} is not there: build it with: cargo build --bin dranic", program.display());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = runtime.block_on(async {
-        let mut term = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-        tokio::select! {
-            result = demo(args.nics, program) => result,
-            _ = tokio::signal::ctrl_c() => bail!("interrupted; everything the demo made is gone"),
-            _ = term.recv() => bail!("terminated; everything the demo made is gone"),
-        }
-    });
+    let result = runtime.block_on(until_a_signal(demo(args.nics, program)));
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
+}
+
+/// Runs `work`; at a signal it is dropped, and with it everything it made.
+async fn until_a_signal(work: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut int, mut term) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut task = tokio::spawn(work);
+    let what = tokio::select! {
+        result = &mut task => return result?,
+        _ = int.recv() => "interrupted",
+        _ = term.recv() => "terminated",
+    };
+    task.abort();
+    // An error here is the abort itself.
+    let _ = task.await;
+    bail!("{what}; everything the demo made is gone")
 }
 
 /// Lines of the timeline.
