@@ -120,6 +120,7 @@ impl Engine {
         times.total = start.elapsed();
         if let Err(error) = &outcome {
             self.note_error(pod, &error.to_string());
+            self.unpin_empty(pod, sandbox);
         }
         outcome.map(|()| times)
     }
@@ -291,6 +292,15 @@ impl Engine {
 
     pub(super) fn unpin(&self, sandbox: &SandboxId) {
         self.pins().remove(sandbox);
+    }
+
+    /// Closes the namespace unless a device of the pod is in it: a runtime may never say that this sandbox ends.
+    fn unpin_empty(&self, pod: &PodUid, sandbox: &SandboxId) {
+        let records = self.ledger.by_pod(pod);
+        let mut attachments = records.iter().flat_map(|r| &r.devices).filter_map(|d| d.attachment.as_ref());
+        if !attachments.any(|a| a.sandbox == *sandbox) {
+            self.unpin(sandbox);
+        }
     }
 }
 
