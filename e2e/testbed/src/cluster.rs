@@ -145,7 +145,8 @@ impl Cluster {
             }
         }
         all
-    }}
+    }
+}
 
 impl Site {
     /// Makes NICs in `node` and the doubles; `dir` has the same path in the node. Starts no agent yet.
@@ -189,7 +190,7 @@ impl Site {
         self.agent.take().context("there is no agent")?.kill()
     }
 
-    /// Waits until kubelet and runtime have the agent and every NIC is published.
+    /// Waits until kubelet and runtime have the agent and every NIC is published (beside the ends of pods, if there are any).
     ///
     /// # Errors
     /// When it takes longer than `limit`, with what is missing and the agent's log.
@@ -201,7 +202,7 @@ impl Site {
             if let Ok(status) = &status
                 && status.nri_connected
                 && status.kubelet == "registered"
-                && status.published_devices == wanted
+                && status.published_devices >= wanted
                 && self.kubelet.wait_driver(&self.options.driver, Duration::from_millis(1)).await.is_ok()
             {
                 return Ok(());
