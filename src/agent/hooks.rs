@@ -163,6 +163,8 @@ impl SandboxHandler for Hooks {
             let _ = done.send(());
             for (pod, sandbox, path) in todo.attach {
                 match shared.engine.attach(&pod, &sandbox, &path, Instant::now() + DEFER_LIMIT) {
+                    // The gate of a container was quicker.
+                    Ok(times) if times.moves.is_empty() => {}
                     Ok(times) => {
                         tracing::warn!(%pod, %sandbox, devices = times.moves.len(), "attached late: its sandbox was missed")
                     }

@@ -11,6 +11,7 @@ mod prepare;
 mod recover;
 mod release;
 mod restore;
+mod taken;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

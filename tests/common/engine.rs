@@ -199,7 +199,7 @@ impl World {
                     for device in record.devices.iter_mut().filter(|d| d.host.name == host_name) {
                         let mut route = Route::to("192.0.2.0/24".parse().unwrap());
                         route.gateway = Some("198.51.100.1".parse().unwrap());
-                        device.plan.steps.push(Step::Route { route });
+                        device.plan.steps.push(Step::Route { route, configured: true });
                     }
                 })
                 .unwrap();
