@@ -153,7 +153,10 @@ async fn serve(
     let config = &shared.config;
     let grpc_stop = CancellationToken::new();
     let claims = Arc::new(claims::Claims::new(shared.clone(), client.clone()));
-    let serving = grpc::serve(config.kubelet_sockets(), claims, grpc_stop.clone()).await?;
+    let serving = grpc::serve(config.kubelet_sockets(), claims, grpc_stop.clone());
+    let serving = serving
+        .await
+        .with_context(|| format!("no sockets for the kubelet in --kubelet-root {}", config.kubelet_root.display()))?;
     let registration = tokio::spawn(forward(serving.registered.clone(), shared.clone()));
     let nri_stop = CancellationToken::new();
     let nri = match start_nri(shared.clone(), nri_stop.clone()) {

@@ -97,7 +97,7 @@ pub(super) async fn follow(client: Client, selector: Selector, events: mpsc::Sen
                 if began.elapsed() > SHORT && outcome.is_ok() {
                     backoff.reset();
                 }
-                if outcome.as_ref().err().is_none_or(ApiError::is_transient) {
+                if keeps_version(outcome.as_ref().err(), &backoff) {
                     version = Some(from);
                 }
                 outcome.map(|()| Event::Works)
@@ -117,6 +117,16 @@ pub(super) async fn follow(client: Client, selector: Selector, events: mpsc::Sen
             let _ = events.send(Event::Trouble(error)).await;
         }
         tokio::time::sleep(wait).await;
+    }
+}
+
+/// Whether a watch that ended like this may go on from where it was. Not after a server that stayed away: it may come back with
+/// another store, which knows nothing of our versions, and a watch from one of them would be silent for ever.
+fn keeps_version(error: Option<&ApiError>, backoff: &Backoff) -> bool {
+    match error {
+        Some(ApiError::Unreachable { .. }) => backoff.failures() == 0,
+        Some(error) => error.is_transient(),
+        None => true,
     }
 }
 
