@@ -138,6 +138,30 @@ async fn a_state_directory_that_becomes_read_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_state_directory_that_becomes_read_only_during_an_attach() {
+    let Some((cluster, before)) = node::start(16).await else { return };
+    let (state, pod) = (cluster.path("state"), cluster.pod("a").unwrap());
+    let claims = [cluster.claim("c", &pod, &names(0..16), &[]).unwrap()];
+    cluster.prepare(&claims).await.unwrap();
+    // By a container of a missed sandbox: no Stop follows its failure, so what comes back came back by the roll-back.
+    cluster.runtime.add_pod(pod.sandbox.clone(), Vec::new());
+    let container = pod.container("main");
+    let attach = cluster.runtime.create_container(&pod.sandbox.id, &container);
+    let begun = async {
+        until(LIMIT, "the attach has begun", || pod.look().unwrap().links.len() > 2).await;
+        set_read_only(&cluster, &state, true);
+    };
+    let (relay, ()) = tokio::join!(attach, begun);
+    assert_says(&relay.error.expect("it is not written down"), &["pod default/a", "writing the ledger", "Read-only file system"]);
+    node::assert_empty(&pod);
+    set_read_only(&cluster, &state, false);
+    cluster.runtime.create_container(&pod.sandbox.id, &container).await.result().unwrap();
+    node::assert_inside(&pod, &names(0..16));
+    node::end(&cluster, &pod, &claims).await;
+    node::assert_nothing_done(&cluster, &before).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_api_server_that_is_not_there() {
     let Some((mut cluster, before)) = node::start(1).await else { return };
     let pod = cluster.pod("a").unwrap();

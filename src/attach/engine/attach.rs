@@ -166,11 +166,11 @@ impl Engine {
             done.map_err(|failure| step_error(&jobs, failure))
         });
         let verified = configured.and_then(|()| verify(&mut inside, &jobs));
-        if let Err(error) = verified {
+        let written = verified.and_then(|()| self.write_attached(&jobs, times).map_err(|e| kernel("writing the ledger", e)));
+        if written.is_err() {
             self.roll_back(pod, sandbox);
-            return Err(error);
         }
-        self.write_attached(&jobs, times).map_err(|e| kernel("writing the ledger", e))
+        written
     }
 
     /// Says in the ledger where each device is about to go, before it goes. Not synced to the disk: after a power cut the boot id

@@ -48,6 +48,9 @@ pub(super) struct Listed {
     /// The slices.
     #[serde(default)]
     pub(super) items: Vec<ResourceSlice>,
+    /// When it was asked for.
+    #[serde(skip)]
+    pub(super) asked: Option<Instant>,
 }
 
 /// Which slices are ours.
@@ -71,11 +74,12 @@ impl Selector {
 pub(super) async fn list(client: &Client, selector: &Selector) -> Result<Listed, ApiError> {
     let what = selector.call("list");
     let request = Request::new(ResourceSlice::url_path(&(), None)).list(&ListParams::default().fields(&selector.0));
+    let asked = Some(Instant::now());
     let text = call(client, &what, request.map_err(|e| what.other(e.to_string()))?, LIST_MAX).await?;
     let listed: Listed =
         serde_json::from_str(&text).map_err(|e| what.other(format!("the answer is not a ResourceSliceList: {e}")))?;
     match listed.metadata.resource_version {
-        Some(_) => Ok(listed),
+        Some(_) => Ok(Listed { asked, ..listed }),
         None => Err(what.other("the list has no resource version to watch from".to_owned())),
     }
 }
