@@ -15,7 +15,7 @@ use crate::netns::Netns;
 /// One device on its way in.
 pub(super) struct Job {
     pub(super) claim: ClaimUid,
-    claim_text: String,
+    pub(super) claim_text: String,
     pub(super) device: DeviceRecord,
     /// Index on the host, now.
     host_index: u32,
