@@ -228,10 +228,11 @@ impl Engine {
         let mut host = RouteSocket::open_in(&self.host).map_err(|e| kernel("opening a netlink socket on the host", e))?;
         let all = jobs.len();
         for position in 0..all {
-            let why = if guard.is_cancelled() {
-                Some("the sandbox was stopped")
-            } else if Instant::now() >= deadline {
+            // The deadline first: a runtime that was told of it stops the sandbox at once, and that is not the cause.
+            let why = if Instant::now() >= deadline {
                 Some("the runtime's time for this request ran out")
+            } else if guard.is_cancelled() {
+                Some("the sandbox was stopped")
             } else {
                 None
             };
