@@ -103,12 +103,9 @@ fn updates_of_many_threads_are_all_counted() {
     }
 }
 
-/// Not a test of its own: the process that [`a_writer_killed_at_any_moment_leaves_whole_records`] starts and kills.
-#[test]
-#[ignore = "started by a_writer_killed_at_any_moment_leaves_whole_records"]
-fn writer_child() {
-    let Some(folder) = std::env::var_os(CHILD_FOLDER) else { return };
-    let ledger = Ledger::open(Path::new(&folder)).unwrap().0;
+/// What the process does that [`a_writer_killed_at_any_moment_leaves_whole_records`] starts (itself, with a folder) and kills.
+fn write_for_ever(folder: &Path) -> ! {
+    let ledger = Ledger::open(folder).unwrap().0;
     let mut out = std::io::stdout();
     loop {
         for claim in ["a", "b", "c"] {
@@ -125,7 +122,7 @@ fn writer_child() {
 /// Starts a writer on `folder`, kills it after `time`, and returns the writes that it told of.
 fn write_and_be_killed(folder: &Path, time: Duration) -> BTreeMap<String, u64> {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "writer_child", "--ignored", "--nocapture"])
+        .args(["--exact", "a_writer_killed_at_any_moment_leaves_whole_records", "--nocapture"])
         .env(CHILD_FOLDER, folder)
         .stdout(Stdio::piped())
         .spawn()
@@ -145,6 +142,9 @@ fn write_and_be_killed(folder: &Path, time: Duration) -> BTreeMap<String, u64> {
 
 #[test]
 fn a_writer_killed_at_any_moment_leaves_whole_records() {
+    if let Some(folder) = std::env::var_os(CHILD_FOLDER) {
+        write_for_ever(Path::new(&folder));
+    }
     let dir = tempfile::tempdir().unwrap();
     let mut known = BTreeMap::<String, u64>::new();
     for round in 0..30_u64 {
