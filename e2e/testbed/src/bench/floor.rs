@@ -86,7 +86,12 @@ impl Bed {
     ///
     /// # Errors
     /// As [`Self::run`], and what `work` says.
-    pub fn run_with(&self, count: usize, before: Before, work: impl FnOnce(&[u32], &Netns) -> Result<Duration>) -> Result<Duration> {
+    pub fn run_with(
+        &self,
+        count: usize,
+        before: Before,
+        work: impl FnOnce(&[u32], &Netns) -> Result<Duration>,
+    ) -> Result<Duration> {
         let indices = self.make_ready(count, before)?;
         let pod = new_netns()?;
         std::thread::sleep(SETTLE);

@@ -91,7 +91,11 @@ async fn measure(args: &Args, program: &Path) -> Result<Report> {
     let mut report = Report { rounds: args.rounds, program: std::fs::metadata(program)?.len(), ..Report::default() };
     let mut options = Options::new(program, nics(NICS));
     options.arguments = vec!["--log-format".to_owned(), "json".to_owned()];
-    let mut cluster = Cluster::start(options).await?;
+    let mut cluster = Cluster::new(options)?;
+    // As a real API server: bookmarks are what wakes an idle agent.
+    cluster.api.set_bookmark_every(Duration::from_secs(60));
+    cluster.start_agent()?;
+    cluster.wait_ready(Duration::from_secs(30)).await?;
     let before = cluster.host_states()?;
     let pid = cluster.agent.as_ref().context("the agent is there")?.pid();
 
