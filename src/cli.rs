@@ -38,10 +38,13 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the node agent.
+    #[command(after_help = agent::AFTER_HELP)]
     Agent(Box<AgentArgs>),
     /// List the devices this node would publish, and the links it keeps back; needs no cluster.
+    #[command(after_help = devices::AFTER_HELP)]
     Devices(devices::DevicesArgs),
     /// Ask the running agent for claims, attachments, phases and step times.
+    #[command(after_help = status::AFTER_HELP)]
     Status(status::StatusArgs),
     /// Print a shell completion script.
     Completion {

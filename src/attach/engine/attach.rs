@@ -78,10 +78,37 @@ pub enum AttachError {
 pub struct AttachTimes {
     /// Device and the time of its move.
     pub moves: Vec<(DeviceName, Duration)>,
+    /// Opening the namespace and the sockets.
+    pub open: Duration,
+    /// Looking at what is in the pod, and checking the moves against it.
+    pub look: Duration,
+    /// Recording what is about to happen.
+    pub intent: Duration,
     /// Everything inside the pod, for all devices.
     pub configure: Duration,
+    /// Looking at the result.
+    pub verify: Duration,
+    /// Recording it.
+    pub record: Duration,
     /// From the call to its end.
     pub total: Duration,
+}
+
+/// Laps.
+struct Clock(Instant);
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Clock {
+    /// Time since the last lap.
+    fn lap(&mut self) -> Duration {
+        let now = Instant::now();
+        now - std::mem::replace(&mut self.0, now)
+    }
 }
 
 /// One device on its way in.
@@ -115,7 +142,7 @@ impl Engine {
             return Ok(AttachTimes::default());
         }
         self.bring_home_strays(&records, sandbox);
-        let mut times = AttachTimes::default();
+        let mut times = AttachTimes { open: start.elapsed(), ..AttachTimes::default() };
         let outcome = self.attach_locked(&guard, pod, sandbox, path, &netns, deadline, &mut times);
         times.total = start.elapsed();
         if let Err(error) = &outcome {
@@ -154,23 +181,31 @@ impl Engine {
         deadline: Instant,
         times: &mut AttachTimes,
     ) -> Result<(), AttachError> {
+        let mut clock = Clock::default();
+        let mut host = RouteSocket::open_in(&self.host).map_err(|e| kernel("opening a netlink socket on the host", e))?;
         let mut inside = RouteSocket::open_in(netns).map_err(|e| kernel("opening a netlink socket in the pod", e))?;
+        times.open += clock.lap();
         let links = link::list(&mut inside, look_deadline()).map_err(|e| kernel("listing the pod's links", e))?;
         let mut jobs = jobs(&self.ledger.by_pod(pod), &links, netns)?;
+        times.look = clock.lap();
         self.write_intent(&jobs, sandbox, path, netns)?;
-        let moved = self.move_all(guard, &mut jobs, netns, deadline, times);
+        times.intent = clock.lap();
+        let moved = self.move_all(guard, &mut host, &mut jobs, netns, deadline, times);
+        clock.lap();
         let configured = moved.and_then(|()| {
-            let start = Instant::now();
             let done = configure::run(netns, &mut inside, &jobs, deadline);
-            times.configure = start.elapsed();
             done.map_err(|failure| step_error(&jobs, failure))
         });
+        times.configure = clock.lap();
         let verified = configured.and_then(|()| verify(&mut inside, &jobs));
+        times.verify = clock.lap();
         if let Err(error) = verified {
             self.roll_back(pod, sandbox);
             return Err(error);
         }
-        self.write_attached(&jobs, times).map_err(|e| kernel("writing the ledger", e))
+        self.write_attached(&jobs, times).map_err(|e| kernel("writing the ledger", e))?;
+        times.record = clock.lap();
+        Ok(())
     }
 
     /// Says in the ledger where each device is about to go, before it goes. Not synced to the disk: after a power cut the boot id
@@ -220,12 +255,12 @@ impl Engine {
     fn move_all(
         &self,
         guard: &PodGuard<'_>,
+        host: &mut RouteSocket,
         jobs: &mut [Job],
         netns: &Netns,
         deadline: Instant,
         times: &mut AttachTimes,
     ) -> Result<(), AttachError> {
-        let mut host = RouteSocket::open_in(&self.host).map_err(|e| kernel("opening a netlink socket on the host", e))?;
         let all = jobs.len();
         for position in 0..all {
             let why = if guard.is_cancelled() {
@@ -240,7 +275,7 @@ impl Engine {
             }
             let start = Instant::now();
             let job = &mut jobs[position];
-            let result = moves::send(&mut host, &[move_in(job, netns)], look_deadline()).pop();
+            let result = moves::send(host, &[move_in(job, netns)], look_deadline()).pop();
             times.moves.push((job.device.device.clone(), start.elapsed()));
             match result {
                 Some(Ok(())) => job.inside = true,
