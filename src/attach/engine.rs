@@ -2,7 +2,7 @@
 
 mod attach;
 mod configure;
-mod locate;
+pub(crate) mod locate;
 mod pods;
 mod prepare;
 mod recover;
@@ -108,6 +108,18 @@ impl Engine {
     #[must_use]
     pub fn lent(&self) -> Vec<Lent> {
         lent(&self.ledger)
+    }
+
+    /// Boot id of the machine: records with another one are void.
+    #[must_use]
+    pub fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
+    /// The sandbox's namespace, while it is held open.
+    #[must_use]
+    pub fn netns_of(&self, sandbox: &SandboxId) -> Option<Arc<Netns>> {
+        self.pins().get(sandbox).cloned()
     }
 
     fn reserved(&self) -> MutexGuard<'_, HashMap<DeviceName, ClaimUid>> {
