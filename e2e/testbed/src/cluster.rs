@@ -2,6 +2,7 @@
 //! process. Everything goes when it is dropped.
 
 mod agent;
+mod disturb;
 mod pod;
 
 use std::collections::BTreeMap;
