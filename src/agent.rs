@@ -197,7 +197,10 @@ async fn serve(
     let health = health::start(shared.clone(), Netns::current()?, stop.clone());
     let bind = || grpc::serve(config.kubelet_sockets(), claims.clone(), health.clone(), grpc_stop.clone());
     let is_taken = |error: &grpc::ServeError| matches!(error, grpc::ServeError::InTheWay { .. });
-    let Some(serving) = standby::bind(&shared.board, stop, bind, is_taken).await? else { return Ok(()) };
+    let serving = standby::bind(&shared.board, stop, bind, is_taken)
+        .await
+        .with_context(|| format!("no sockets for the kubelet in --kubelet-root {}", config.kubelet_root.display()))?;
+    let Some(serving) = serving else { return Ok(()) };
     let registration = tokio::spawn(forward(serving.registered.clone(), shared.clone()));
     let nri_stop = CancellationToken::new();
     let nri = match start_nri(shared.clone(), nri_stop.clone()) {
@@ -262,8 +265,8 @@ async fn start(
             rescan: config.rescan,
         },
         {
-            let ledger = ledger.clone();
-            Arc::new(move || lent(&ledger))
+            let (ledger, boot_id) = (ledger.clone(), boot_id.clone());
+            Arc::new(move || lent(&ledger, &boot_id))
         },
         stop.clone(),
     )

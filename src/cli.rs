@@ -66,7 +66,15 @@ impl Failure {
     /// A failure while running.
     #[must_use]
     pub fn failed(error: &anyhow::Error) -> Self {
-        Self { code: EXIT_FAILURE, message: format!("{error:#}") }
+        // Some errors say their cause themselves.
+        let mut message = String::new();
+        for cause in error.chain().map(ToString::to_string).filter(|text| !text.is_empty()) {
+            if !message.contains(&cause) {
+                message.push_str(if message.is_empty() { "" } else { ": " });
+                message.push_str(&cause);
+            }
+        }
+        Self { code: EXIT_FAILURE, message }
     }
 
     /// A flag or variable with a bad value.

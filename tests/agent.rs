@@ -2,6 +2,7 @@
 //! runtime, and the other commands beside it.
 
 #[path = "common/node.rs"]
+#[allow(dead_code, reason = "shared with tests/bad_input.rs")]
 mod node;
 
 #[path = "agent/budget.rs"]

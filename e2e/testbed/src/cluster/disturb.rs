@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 use dranic::netdev::link;
 use dranic::netlink::RouteSocket;
 
-use super::{Agent, Cluster};
+use super::{Agent, Site};
 
-impl Cluster {
+impl Site {
     /// Pulls the cable of a NIC, wherever the NIC is, or plugs it in again.
     ///
     /// # Errors
@@ -17,7 +17,7 @@ impl Cluster {
         let number = self.options.nics.iter().position(|spec| spec.name == nic);
         // The fabric numbers its ports in the order they are made.
         let port = format!("port{}", number.with_context(|| format!("no NIC {nic}"))?);
-        let mut fabric = RouteSocket::open_in(self._fabric.netns())?;
+        let mut fabric = RouteSocket::open_in(self.fabric.netns())?;
         let deadline = Instant::now() + Duration::from_secs(10);
         let link = link::by_name(&mut fabric, &port, deadline)?.with_context(|| format!("the cable of {nic} is gone"))?;
         Ok(link::set_up(&mut fabric, link.index, plugged, deadline)?)
@@ -30,7 +30,7 @@ impl Cluster {
     pub fn start_instance(&mut self, uid: &str) -> Result<Agent> {
         let arguments = self.options.arguments.len();
         self.options.arguments.extend(["--instance".to_owned(), uid.to_owned()]);
-        let agent = Agent::spawn(&self.options, &self.node, self.dir.path());
+        let agent = Agent::spawn(&self.options, &self.node, &self.dir, &self.nri_socket);
         self.options.arguments.truncate(arguments);
         agent
     }
