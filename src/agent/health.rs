@@ -22,6 +22,9 @@ use crate::netns::Netns;
 
 /// Changes are followed by a look after so long, together with what came meanwhile.
 const QUIET: Duration = Duration::from_millis(200);
+/// As long as devices are on their way nothing can be said of them, and a look would take time from under their moves (the kernel
+/// has one lock for both), but nobody waits longer than this for the others.
+const ON_THE_WAY: Duration = Duration::from_secs(2);
 /// A look at everything is taken that often although nothing is known to have changed.
 const RECHECK: Duration = Duration::from_secs(60);
 /// Time for all dumps of a look. The kernel may be busy with moves under the same lock.
@@ -108,24 +111,30 @@ impl Watcher {
                     self.forget();
                 }
             }
-            let quiet = sleep(QUIET);
+            let (begin, quiet) = (Instant::now(), sleep(QUIET));
             tokio::pin!(quiet);
             loop {
                 // Namespaces that devices have left are let go at once.
-                self.follow();
+                let on_the_way = self.follow();
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    () = &mut quiet => break,
+                    () = &mut quiet => {
+                        if !on_the_way || begin.elapsed() > ON_THE_WAY {
+                            break;
+                        }
+                        quiet.as_mut().reset(Instant::now() + QUIET);
+                    }
                     Ok(()) = writes.changed() => {}
                 }
             }
         }
     }
 
-    /// Listens to the sandboxes that have attached devices, and to no other.
-    fn follow(&mut self) {
+    /// Listens to the sandboxes that have attached devices, and to no other. Tells whether devices are on their way.
+    fn follow(&mut self) -> bool {
         let mut wanted = BTreeMap::<SandboxId, u64>::new();
-        for record in current(&self.shared.engine) {
+        let records = current(&self.shared.engine);
+        for record in &records {
             let inside = record.devices.iter().filter(|d| d.phase == Phase::Attached).filter_map(|d| d.attachment.as_ref());
             for sandbox in inside.map(|a| &a.sandbox).collect::<BTreeSet<_>>() {
                 *wanted.entry(sandbox.clone()).or_default() += record.generation;
@@ -148,6 +157,7 @@ impl Watcher {
                 pod.links = None;
             }
         }
+        records.iter().flat_map(|r| &r.devices).any(|d| matches!(d.phase, Phase::Attaching | Phase::Releasing))
     }
 
     /// Everything is to be looked at anew, and listened to where that failed.

@@ -37,7 +37,7 @@ fn a_newer_format_is_told_from_damage() {
 fn waiting(folder: &std::path::Path) -> std::sync::mpsc::Receiver<Ledger> {
     let (sender, opened) = std::sync::mpsc::channel();
     let folder = folder.to_owned();
-    std::thread::spawn(move || sender.send(Ledger::open_when_free(&folder).unwrap().0));
+    std::thread::spawn(move || drop(sender.send(Ledger::open_when_free(&folder).unwrap().0)));
     opened
 }
 
