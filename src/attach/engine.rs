@@ -4,7 +4,7 @@ mod attach;
 mod configure;
 mod home;
 mod jobs;
-mod locate;
+pub(crate) mod locate;
 mod note;
 mod pods;
 mod prepare;
@@ -125,6 +125,18 @@ impl Engine {
         if !attachments.any(|attachment| attachment.sandbox == *sandbox) {
             self.pins().remove(sandbox);
         }
+    }
+
+    /// Boot id of the machine: records with another one are void.
+    #[must_use]
+    pub fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
+    /// The sandbox's namespace, while it is held open.
+    #[must_use]
+    pub fn netns_of(&self, sandbox: &SandboxId) -> Option<Arc<Netns>> {
+        self.pins().get(sandbox).cloned()
     }
 
     fn reserved(&self) -> MutexGuard<'_, HashMap<DeviceName, ClaimUid>> {
