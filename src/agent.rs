@@ -3,6 +3,7 @@
 mod claims;
 mod hooks;
 mod http;
+mod reports;
 mod sockets;
 pub mod status;
 
@@ -78,7 +79,7 @@ pub struct AgentConfig {
 }
 
 /// How long running calls and attaches may take after SIGTERM. With what follows it stays under 10 s.
-const STOP_LIMIT: Duration = Duration::from_millis(8500);
+const STOP_LIMIT: Duration = Duration::from_millis(7500);
 
 /// What the legs share.
 pub(crate) struct Shared {
@@ -89,6 +90,7 @@ pub(crate) struct Shared {
     pub(crate) nri: watch::Sender<NriState>,
     pub(crate) registration: watch::Sender<grpc::Registration>,
     pub(crate) published: watch::Sender<PublishStatus>,
+    pub(crate) reports: Arc<reports::Reports>,
     /// Work that outlives the call that began it.
     pub(crate) background: TaskTracker,
 }
@@ -117,12 +119,14 @@ pub fn run_blocking(config: AgentConfig) -> anyhow::Result<()> {
 pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let stop = CancellationToken::new();
-    let shared = Arc::new(start(config, &stop).await?);
+    let (reports, waiting) = reports::Reports::new();
+    let shared = Arc::new(start(config, reports, &stop).await?);
     let config = &shared.config;
 
     let http = http::serve(shared.clone(), stop.clone()).await?;
     let status = sockets::serve_status(shared.clone(), stop.clone())?;
     let client = api::client(config.kubeconfig.as_deref()).await?;
+    let reporting = reports::Reporting::start(&client, config, &shared.engine, &shared.reports, waiting);
     let grpc_stop = CancellationToken::new();
     let serving = grpc::serve(
         grpc::SocketConfig {
@@ -162,6 +166,7 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     if tokio::time::timeout(STOP_LIMIT, in_order).await.is_err() {
         tracing::warn!("an attach or a call still runs; the next start goes on from the ledger");
     }
+    reporting.stop().await;
     stop.cancel();
     let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(publisher, http, status) }).await;
     anyhow::ensure!(!broken, "the sockets for the kubelet broke (see the log)");
@@ -169,7 +174,7 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn start(config: AgentConfig, stop: &CancellationToken) -> anyhow::Result<Shared> {
+async fn start(config: AgentConfig, reports: Arc<reports::Reports>, stop: &CancellationToken) -> anyhow::Result<Shared> {
     let boot_id = read_boot_id().context("can't read the boot id")?;
     let (ledger, bad) = Ledger::open(&config.state_dir)?;
     for file in bad {
@@ -193,7 +198,9 @@ async fn start(config: AgentConfig, stop: &CancellationToken) -> anyhow::Result<
     .await?;
     let inventory = Arc::new(inventory);
     let source = Arc::new(Source { inventory: inventory.clone(), runtime: tokio::runtime::Handle::current() });
-    let engine = Arc::new(Engine::new(ledger, host, boot_id, source));
+    let observer = reports.clone();
+    let engine = Engine::new(ledger, host, boot_id, source).with_observer(Arc::new(move |o| observer.observe(&o)));
+    let engine = Arc::new(engine);
     {
         let engine = engine.clone();
         tokio::task::spawn_blocking(move || engine.recover()).await.context("recovery failed")?;
@@ -205,6 +212,7 @@ async fn start(config: AgentConfig, stop: &CancellationToken) -> anyhow::Result<
         nri: watch::Sender::new(NriState::default()),
         registration: watch::Sender::new(grpc::Registration::Waiting),
         published: watch::Sender::new(PublishStatus::default()),
+        reports,
         background: TaskTracker::new(),
         config,
     })

@@ -2,9 +2,11 @@
 
 pub mod api;
 pub mod authority;
+pub mod events;
 pub mod grpc;
 pub mod publisher;
 pub mod resolve;
+pub mod status;
 
 use std::future::Future;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{OnOverrun, Shared};
+use crate::attach::AttachError;
 use crate::names::{PodUid, SandboxId};
 use crate::nri::{Container, HookError, Sandbox, SandboxHandler};
 
@@ -41,6 +42,17 @@ impl Hooks {
         HookError(format!("{}: {what}: {why}", self.shared.config.driver_name))
     }
 
+    /// A pod without a network namespace of its own can't have a NIC: that is said where a user looks.
+    fn host_network(&self, known: &Known) -> HookError {
+        let (shared, pod) = (self.shared.clone(), known.pod.clone());
+        self.shared.background.spawn_blocking(move || {
+            let error = AttachError::HostNetwork;
+            shared.engine.attach_failed(&pod, &error.to_string());
+            shared.reports.attach_failed(&shared.engine, &pod, &error);
+        });
+        self.refuse(&known.text, AttachError::HostNetwork)
+    }
+
     fn known(&self, sandbox: &Sandbox) -> Result<Known, HookError> {
         let text = format!("pod {}/{}", sandbox.namespace, sandbox.name);
         let pod = PodUid::new(sandbox.uid.as_str()).map_err(|e| self.refuse(&text, e))?;
@@ -49,10 +61,9 @@ impl Hooks {
     }
 
     /// Attaches inside the deadline, or fails, or (deferred) goes on behind the gate.
-    async fn attach(&self, known: &Known, deadline: Instant) -> Result<(), HookError> {
-        let Some(path) = known.netns.clone() else {
-            return Err(self.refuse(&known.text, crate::attach::AttachError::HostNetwork));
-        };
+    /// `late` when the sandbox was made before.
+    async fn attach(&self, known: &Known, deadline: Instant, late: bool) -> Result<(), HookError> {
+        let Some(path) = known.netns.clone() else { return Err(self.host_network(known)) };
         let limit = match self.shared.config.on_overrun {
             OnOverrun::Fail => deadline,
             OnOverrun::Defer => Instant::now() + DEFER_LIMIT,
@@ -65,10 +76,14 @@ impl Hooks {
             shared.metrics.observe_attach(start.elapsed(), result.is_ok());
             match &result {
                 Ok(times) if times.moves.is_empty() => {}
+                Ok(times) if late => shared.attached_late(&pod, &sandbox, times.moves.len()),
                 Ok(times) => tracing::info!(
                     %pod, %sandbox, devices = times.moves.len(), total = ?times.total, configure = ?times.configure, "attached"
                 ),
-                Err(error) => tracing::warn!(%pod, %sandbox, %error, "not attached"),
+                Err(error) => {
+                    tracing::warn!(%pod, %sandbox, %error, "not attached");
+                    shared.reports.attach_failed(&shared.engine, &pod, error);
+                }
             }
             result
         });
@@ -87,6 +102,13 @@ impl Hooks {
     }
 }
 
+impl Shared {
+    fn attached_late(&self, pod: &PodUid, sandbox: &SandboxId, devices: usize) {
+        tracing::warn!(%pod, %sandbox, devices, "attached late: its sandbox was missed");
+        self.reports.attached_late(&self.engine, pod, devices);
+    }
+}
+
 impl SandboxHandler for Hooks {
     fn is_ours(&self, pod_uid: &str) -> bool {
         self.shared.engine.has_pod(pod_uid)
@@ -94,7 +116,7 @@ impl SandboxHandler for Hooks {
 
     async fn run_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> Result<(), HookError> {
         let known = self.known(&sandbox)?;
-        self.attach(&known, deadline).await
+        self.attach(&known, deadline, false).await
     }
 
     async fn create_container(&self, sandbox: Sandbox, container: Container, deadline: Instant) -> Result<(), HookError> {
@@ -104,7 +126,7 @@ impl SandboxHandler for Hooks {
         }
         // The sandbox was missed, its attach failed, or it still runs: attach now, or wait for it.
         let text = format!("{}, container {}", known.text, container.name);
-        self.attach(&known, deadline).await?;
+        self.attach(&known, deadline, true).await?;
         self.shared.engine.check_attached(&known.pod, &known.sandbox).map_err(|missing| {
             self.refuse(&text, format!("it may not start before its NICs are there: {missing}; the kubelet will try again"))
         })
@@ -142,10 +164,12 @@ impl SandboxHandler for Hooks {
             }
             for (pod, sandbox, path) in todo.attach {
                 match shared.engine.attach(&pod, &sandbox, &path, Instant::now() + DEFER_LIMIT) {
-                    Ok(times) => {
-                        tracing::warn!(%pod, %sandbox, devices = times.moves.len(), "attached late: its sandbox was missed")
+                    Ok(times) if times.moves.is_empty() => {}
+                    Ok(times) => shared.attached_late(&pod, &sandbox, times.moves.len()),
+                    Err(error) => {
+                        tracing::error!(%pod, %sandbox, %error, "a sandbox that was missed could not be attached");
+                        shared.reports.attach_failed(&shared.engine, &pod, &error);
                     }
-                    Err(error) => tracing::error!(%pod, %sandbox, %error, "a sandbox that was missed could not be attached"),
                 }
             }
         });

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::configure::{self, StepFailure};
-use super::{Engine, KernelError, PodGuard, locate, look_deadline, now_unix_ms, phase_word};
+use super::{Engine, KernelError, Observed, PodGuard, locate, look_deadline, now_unix_ms, phase_word};
 use crate::attach::Step;
 use crate::ledger::{Attachment, ClaimRecord, DeviceRecord, Durability, Phase, StepTime};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
@@ -118,8 +118,9 @@ impl Engine {
         let mut times = AttachTimes::default();
         let outcome = self.attach_locked(&guard, pod, sandbox, path, &netns, deadline, &mut times);
         times.total = start.elapsed();
-        if let Err(error) = &outcome {
-            self.note_error(pod, &error.to_string());
+        match &outcome {
+            Ok(()) => self.observe_pod(pod, &Observed::Attached),
+            Err(error) => self.note_error(pod, &error.to_string()),
         }
         outcome.map(|()| times)
     }
@@ -266,7 +267,7 @@ impl Engine {
         Ok(())
     }
 
-    fn note_error(&self, pod: &PodUid, error: &str) {
+    pub(super) fn note_error(&self, pod: &PodUid, error: &str) {
         for record in self.ledger.by_pod(pod) {
             let noted = self.ledger.update(&record.claim.uid, Durability::Process, |record| {
                 for device in &mut record.devices {
@@ -277,6 +278,7 @@ impl Engine {
                 tracing::warn!(claim = %record.claim, %why, "the ledger does not know why the attach failed");
             }
         }
+        self.observe_pod(pod, &Observed::AttachFailed(error.to_owned()));
     }
 
     /// Opens the sandbox's namespace and keeps it open until [`Engine::unpin`].

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Engine, KernelError, look_deadline, micros_since, now_unix_ms};
+use super::{Engine, KernelError, Observed, look_deadline, micros_since, now_unix_ms};
 use crate::attach::plan::{self, PlanError};
 use crate::dra::resolve::{ResolvedClaim, ResolvedDevice};
 use crate::inventory::Device;
@@ -124,7 +124,10 @@ impl Engine {
         };
         let record = self.ledger.put(record, Durability::Disk).map_err(|e| kernel("writing the ledger", KernelError::from(e)))?;
         match self.take_down(&record) {
-            Ok(record) => Ok(record),
+            Ok(record) => {
+                self.observe(&record, Observed::Prepared);
+                Ok(record)
+            }
             Err((step, error)) => {
                 self.put_back(&record);
                 Err(kernel(step, error))
@@ -210,6 +213,7 @@ impl Engine {
                 request: wanted.request.clone(),
                 pool: wanted.pool.clone(),
                 device: wanted.device.clone(),
+                share_id: wanted.share_id.clone(),
                 hardware: device.hardware.clone(),
                 attributes: device.attributes.clone(),
                 host,

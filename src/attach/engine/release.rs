@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use super::{Engine, KernelError, locate, look_deadline, now_unix_ms};
+use super::{Engine, KernelError, Observed, locate, look_deadline, now_unix_ms};
 use crate::attach::Step;
 use crate::attach::plan::Undo;
 use crate::ledger::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Durability, Phase};
@@ -48,7 +48,9 @@ impl Engine {
         // It may have changed while we waited.
         let Some(record) = self.ledger.get(&claim.uid) else { return Ok(()) };
         if record.boot_id != self.boot_id {
-            return self.forget(&record).map_err(|e| format!("claim {claim}: {e}"));
+            self.forget(&record).map_err(|e| format!("claim {claim}: {e}"))?;
+            self.observe(&record, Observed::Forgotten);
+            return Ok(());
         }
         for outcome in self.release_locked(std::slice::from_ref(&record), |_| true) {
             match outcome {
@@ -63,7 +65,9 @@ impl Engine {
         }
         self.restore_devices(&record);
         self.unpin_unused(&record);
-        self.forget(&record).map_err(|e| format!("claim {claim}: {e}"))
+        self.forget(&record).map_err(|e| format!("claim {claim}: {e}"))?;
+        self.observe(&record, Observed::Forgotten);
+        Ok(())
     }
 
     /// Undoes an attach that failed; the pod's lock is held.
@@ -113,6 +117,9 @@ impl Engine {
             rest = elsewhere;
             outcomes.extend(self.release_from(claim, &attachment, &here));
         }
+        if !outcomes.is_empty() {
+            self.observe_claim(claim, &Observed::Released(outcomes.clone()));
+        }
         outcomes
     }
 
@@ -157,7 +164,7 @@ impl Engine {
     }
 
     /// The sandbox's namespace, if it still exists: the pinned one, or the path if it still leads to the same namespace.
-    fn open_pod(&self, attachment: &Attachment) -> Option<Arc<Netns>> {
+    pub(super) fn open_pod(&self, attachment: &Attachment) -> Option<Arc<Netns>> {
         let pinned = self.pins().get(&attachment.sandbox).cloned();
         let opened = pinned.or_else(|| Netns::open(&attachment.netns_path).ok().map(Arc::new));
         opened.filter(|netns| netns.id() == attachment.netns)

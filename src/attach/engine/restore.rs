@@ -1,8 +1,9 @@
 //! Putting devices that are on the host back to what they were.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Engine, locate, look_deadline, micros_since};
+use super::{Engine, Observed, locate, look_deadline, micros_since};
 use crate::ledger::ClaimRecord;
 use crate::netdev::{host_state, link};
 use crate::netlink::RouteSocket;
@@ -39,6 +40,10 @@ impl Engine {
             let report = host_state::restore(&mut socket, found.index, &device.host, look_deadline());
             for (what, why) in &report.failed {
                 tracing::warn!(claim = %record.claim, device = %device.device, link = %device.host.name, what, why, "not restored");
+            }
+            if !report.failed.is_empty() {
+                let what = Observed::Restored(device.device.clone(), report.failed.clone());
+                self.observe(&Arc::new(record.clone()), what);
             }
             for what in &report.respected {
                 tracing::info!(claim = %record.claim, device = %device.device, what, "changed by somebody else, left as it is");
