@@ -58,6 +58,8 @@ pub(super) struct Store {
     /// Grows when all watches are to end.
     pub(super) dropped: u64,
     pub(super) drop_fields: Vec<String>,
+    /// Changes of `status.devices` lack the permission that 1.36 asks for.
+    pub(super) refuse_device_status: bool,
     made: u64,
     /// Told about every change.
     pub(super) news: watch::Sender<()>,
@@ -72,6 +74,7 @@ impl Default for Store {
             compacted: 0,
             dropped: 0,
             drop_fields: Vec::new(),
+            refuse_device_status: false,
             made: 0,
             news: watch::Sender::new(()),
         }
