@@ -157,6 +157,11 @@ impl ApiServerDouble {
         self.shared.store().refuse_device_status = refuse;
     }
 
+    /// From now on nothing can be created in the namespace, as while it is being deleted.
+    pub fn terminate_namespace(&self, namespace: &str) {
+        self.shared.store().terminating.insert(namespace.to_owned());
+    }
+
     /// The entries of `status.devices` of a claim.
     #[must_use]
     pub fn claim_devices(&self, namespace: &str, name: &str) -> Vec<Value> {

@@ -120,11 +120,7 @@ fn device_state(look: &Look, device: &DeviceRecord) -> DeviceState {
     // When a device went away is not recorded.
     let is_recorded = !matches!(reason, Reason::DeviceGone | Reason::SandboxGone | Reason::Rebooted);
     DeviceState {
-        key: DeviceKey {
-            pool: device.pool.clone(),
-            device: device.device.to_string(),
-            share_id: device.share_id.clone(),
-        },
+        key: DeviceKey { pool: device.pool.clone(), device: device.device.to_string(), share_id: device.share_id.clone() },
         reason,
         message: cut(&message, MESSAGE_MAX),
         since_unix_ms: is_recorded.then_some(device.since_unix_ms),

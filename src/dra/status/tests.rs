@@ -169,9 +169,13 @@ fn the_body_has_every_device_and_what_is_read_back_is_what_was_said() {
     assert_eq!(devices.len(), 8);
     assert!(devices.iter().all(|d| d["shareID"] == "b5a1f0d6-0000-4000-8000-000000000001" && d["driver"] == DRIVER));
     let condition = &devices[0]["conditions"][0];
-    assert_eq!((&condition["type"], &condition["status"], &condition["reason"]), (&json!("Ready"), &json!("False"), &json!("Prepared")));
+    assert_eq!(
+        (&condition["type"], &condition["status"], &condition["reason"]),
+        (&json!("Ready"), &json!("False"), &json!("Prepared"))
+    );
     assert_eq!(condition["lastTransitionTime"], "2023-11-14T22:13:20Z");
-    let claim: ResourceClaim = serde_json::from_value(json!({"metadata": {}, "spec": {}, "status": {"devices": devices}})).unwrap();
+    let claim: ResourceClaim =
+        serde_json::from_value(json!({"metadata": {}, "spec": {}, "status": {"devices": devices}})).unwrap();
     assert_eq!(said(&claim, DRIVER), times);
     assert!(says_anything(&claim, DRIVER) && !says_anything(&claim, "other") && !is_allocated(&claim, DRIVER));
     assert_eq!(said(&claim, "other"), Transitions::new());

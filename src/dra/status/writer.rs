@@ -192,7 +192,9 @@ impl Writer {
         claim.not_before = Some(Instant::now() + wait);
         match &error {
             ApiError::Forbidden { rule, .. } => self.tell_forbidden(&claim.claim, rule, &error),
-            _ => tracing::warn!(claim = %claim.claim, %error, wait_ms = wait.as_millis(), "the claim's status is not written yet"),
+            _ => {
+                tracing::warn!(claim = %claim.claim, %error, wait_ms = wait.as_millis(), "the claim's status is not written yet")
+            }
         }
     }
 
@@ -223,16 +225,20 @@ impl Writer {
             Ok(stored) => {
                 claim.says_anything = content::says_anything(&stored, driver);
                 if !states.is_empty() && !claim.says_anything {
-                    self.tell_once("the API server drops status.devices of claims: its feature DRAResourceClaimDeviceStatus is off");
+                    self.tell_once(
+                        "the API server drops status.devices of claims: its feature DRAResourceClaimDeviceStatus is off",
+                    );
                 }
                 claim.over = look.is_none();
             }
             Err(ApiError::NotFound { .. }) => claim.over = true,
             // The claim may be another one by now, or not be allocated any more.
-            Err(error @ (ApiError::Conflict { .. } | ApiError::Invalid { .. })) => match send::read(&self.client, &claim.claim).await? {
-                Some(now) if content::is_allocated(&now, driver) => return Err(error),
-                _ => claim.over = true,
-            },
+            Err(error @ (ApiError::Conflict { .. } | ApiError::Invalid { .. })) => {
+                match send::read(&self.client, &claim.claim).await? {
+                    Some(now) if content::is_allocated(&now, driver) => return Err(error),
+                    _ => claim.over = true,
+                }
+            }
             Err(error) => return Err(error),
         }
         claim.said = Some(next);

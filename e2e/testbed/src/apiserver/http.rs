@@ -199,6 +199,10 @@ fn create(store: &mut Store, named: &Named, mut object: Value) -> Answer {
         _ => return Err(Refusal::new(422, "Invalid", "metadata.name: Required value: name or generateName is required")),
     };
     let key = named.key(&name);
+    if store.terminating.contains(&key.namespace) {
+        let text = format!("unable to create new content in namespace {} because it is being terminated", key.namespace);
+        return Err(Refusal::new(403, "Forbidden", format!("{} {name:?} is forbidden: {text}", named.resource)));
+    }
     if store.get(&key).is_some() {
         return Err(Refusal::new(409, "AlreadyExists", format!("{} {name:?} already exists", named.resource)));
     }
@@ -271,7 +275,12 @@ fn change(store: &mut Store, named: &Named, name: &str, change: &Value, how: Opt
     };
     if !uid.is_null() && *uid != object["metadata"]["uid"] {
         let fault = ("metadata.uid".to_owned(), format!("Invalid value: {uid}: field is immutable"));
-        return Err(Refusal(422, "Invalid", format!("{} {name:?} is invalid: metadata.uid: {}", named.resource, fault.1), vec![fault]));
+        return Err(Refusal(
+            422,
+            "Invalid",
+            format!("{} {name:?} is invalid: metadata.uid: {}", named.resource, fault.1),
+            vec![fault],
+        ));
     }
     if let (Some(how), true, "resourceclaims") = (how, named.status, named.resource) {
         apply::apply(&mut object, change, &how.manager, how.force, &now()).map_err(|conflict| {
