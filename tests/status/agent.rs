@@ -107,7 +107,7 @@ async fn a_failure_is_said_even_when_the_server_was_busy_then_and_the_next_try_c
     let claim = cluster.claim("c", &pod, &nics(1), &[]).unwrap();
     cluster.prepare(std::slice::from_ref(&claim)).await.unwrap();
     until_said(&cluster, &claim, "Prepared").await;
-    links::create(&mut dranic::netlink::RouteSocket::open_in(&pod.netns.netns().unwrap()).unwrap(), "dummy", "nic0").unwrap();
+    links::create(&mut dranic::netlink::RouteSocket::open_in(&pod.netns.netns().unwrap()).unwrap(), "bridge", "nic0").unwrap();
     cluster.api.faults().next_of("PATCH", 3, 503, None);
     assert!(!run(&cluster, &pod).await, "the name is taken in the pod");
     let said = until_said(&cluster, &claim, "AttachFailed").await;
@@ -115,7 +115,6 @@ async fn a_failure_is_said_even_when_the_server_was_busy_then_and_the_next_try_c
     assert!(said[0]["conditions"][0]["message"].as_str().unwrap().contains("nic0"), "{said:?}");
     let on_pod = event(&cluster, "Pod", "AttachFailed").await;
     assert_eq!((&on_pod["involvedObject"]["name"], &on_pod["involvedObject"]["uid"]), (&json!(pod.name), &json!(pod.uid)));
-    cluster.runtime.stop_pod_sandbox(&pod.sandbox.id).await.result().unwrap();
     let again = cluster.sandbox("p", &pod.uid, 1).unwrap();
     assert!(run(&cluster, &again).await, "{}", cluster.log());
     until_said(&cluster, &claim, "Attached").await;
@@ -204,7 +203,7 @@ async fn what_could_not_be_restored_on_the_host_is_an_event() {
     let claim = cluster.claim("c", &pod, &nics(1), &[]).unwrap();
     cluster.prepare(std::slice::from_ref(&claim)).await.unwrap();
     assert!(run(&cluster, &pod).await, "{}", cluster.log());
-    links::create(&mut cluster.node.socket().unwrap(), "dummy", "nic0").unwrap();
+    links::create(&mut cluster.node.socket().unwrap(), "bridge", "nic0").unwrap();
     cluster.runtime.stop_pod_sandbox(&pod.sandbox.id).await.result().unwrap();
     cluster.unprepare(std::slice::from_ref(&claim)).await.unwrap();
     let event = event(&cluster, "ResourceClaim", "HostStateNotRestored").await;
