@@ -190,8 +190,8 @@ async fn start(config: AgentConfig, reports: Arc<reports::Reports>, stop: &Cance
             rescan: config.rescan,
         },
         {
-            let ledger = ledger.clone();
-            Arc::new(move || lent(&ledger))
+            let (ledger, boot_id) = (ledger.clone(), boot_id.clone());
+            Arc::new(move || lent(&ledger, &boot_id))
         },
         stop.clone(),
     )

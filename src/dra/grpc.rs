@@ -5,6 +5,7 @@
 
 mod calls;
 mod paths;
+mod presence;
 mod registration;
 mod service;
 mod socket;

@@ -7,7 +7,7 @@
 mod connection;
 mod handshake;
 mod log;
-mod pods;
+pub(crate) mod pods;
 mod relay;
 pub mod scripted;
 pub mod wire;
