@@ -78,6 +78,18 @@ pub struct AgentConfig {
     pub sysfs: PathBuf,
 }
 
+impl AgentConfig {
+    /// What the kubelet's leg has to know.
+    #[must_use]
+    pub fn kubelet_sockets(&self) -> grpc::SocketConfig {
+        grpc::SocketConfig {
+            kubelet_root: self.kubelet_root.clone(),
+            driver: self.driver_name.clone(),
+            instance: self.instance.clone(),
+        }
+    }
+}
+
 /// How long running calls and attaches may take after SIGTERM. With what follows it stays under 10 s.
 const STOP_LIMIT: Duration = Duration::from_millis(7500);
 
@@ -119,29 +131,48 @@ pub fn run_blocking(config: AgentConfig) -> anyhow::Result<()> {
 pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let stop = CancellationToken::new();
+    let client = api::client(config.kubeconfig.as_deref()).await?;
     let (reports, waiting) = reports::Reports::new();
     let shared = Arc::new(start(config, reports, &stop).await?);
-    let config = &shared.config;
-
     let http = http::serve(shared.clone(), stop.clone()).await?;
     let status = sockets::serve_status(shared.clone(), stop.clone())?;
-    let client = api::client(config.kubeconfig.as_deref()).await?;
-    let reporting = reports::Reporting::start(&client, config, &shared.engine, &shared.reports, waiting);
+    let reporting = reports::Reporting::start(&client, &shared, waiting);
+    let result = serve(&shared, client, &mut signals, &stop).await;
+    reporting.stop().await;
+    stop.cancel();
+    // They remove what they bound; also when the other legs could not start.
+    let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(http, status) }).await;
+    if result.is_ok() {
+        tracing::info!("stopped");
+    }
+    result
+}
+
+/// The legs, from their start to their end in order.
+async fn serve(
+    shared: &Arc<Shared>,
+    client: kube::Client,
+    signals: &mut Signals,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
+    let config = &shared.config;
     let grpc_stop = CancellationToken::new();
-    let serving = grpc::serve(
-        grpc::SocketConfig {
-            kubelet_root: config.kubelet_root.clone(),
-            driver: config.driver_name.clone(),
-            instance: config.instance.clone(),
-        },
-        Arc::new(claims::Claims::new(shared.clone(), client.clone())),
-        grpc_stop.clone(),
-    )
-    .await?;
+    let claims = Arc::new(claims::Claims::new(shared.clone(), client.clone()));
+    let serving = grpc::serve(config.kubelet_sockets(), claims, grpc_stop.clone());
+    let serving = serving
+        .await
+        .with_context(|| format!("no sockets for the kubelet in --kubelet-root {}", config.kubelet_root.display()))?;
     let registration = tokio::spawn(forward(serving.registered.clone(), shared.clone()));
-    let publisher = tokio::spawn(publish(client, shared.clone(), stop.clone()));
     let nri_stop = CancellationToken::new();
-    let nri = start_nri(shared.clone(), nri_stop.clone())?;
+    let nri = match start_nri(shared.clone(), nri_stop.clone()) {
+        Ok(nri) => nri,
+        Err(error) => {
+            grpc_stop.cancel();
+            serving.stopped().await;
+            return Err(error);
+        }
+    };
+    let publisher = tokio::spawn(publish(client, shared.clone(), stop.clone()));
     tracing::info!(node = %config.node_name, driver = %config.driver_name, "the agent runs");
 
     let mut serving = tokio::spawn(serving.stopped());
@@ -166,11 +197,9 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     if tokio::time::timeout(STOP_LIMIT, in_order).await.is_err() {
         tracing::warn!("an attach or a call still runs; the next start goes on from the ledger");
     }
-    reporting.stop().await;
     stop.cancel();
-    let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(publisher, http, status) }).await;
+    let _ = tokio::time::timeout(Duration::from_millis(200), publisher).await;
     anyhow::ensure!(!broken, "the sockets for the kubelet broke (see the log)");
-    tracing::info!("stopped");
     Ok(())
 }
 

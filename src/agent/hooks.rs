@@ -12,6 +12,9 @@ use crate::nri::{Container, HookError, Sandbox, SandboxHandler};
 /// Longest an attach may go on behind the gate.
 const DEFER_LIMIT: Duration = Duration::from_secs(60);
 
+/// Longest error text for the runtime, in characters: it becomes a pod event. What the runtime sent (a path) may be of any length.
+const ERROR_MAX: usize = 4096;
+
 /// Whether the runtime's leg is usable.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NriState {
@@ -39,7 +42,8 @@ impl Hooks {
     }
 
     fn refuse(&self, what: &str, why: impl std::fmt::Display) -> HookError {
-        HookError(format!("{}: {what}: {why}", self.shared.config.driver_name))
+        let text = format!("{}: {what}: {why}", self.shared.config.driver_name);
+        HookError(text.chars().take(ERROR_MAX).collect())
     }
 
     /// A pod without a network namespace of its own can't have a NIC: that is said where a user looks.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::AgentConfig;
+use super::Shared;
 use crate::attach::engine::{Look, Observation, Observed, Seen};
 use crate::attach::{AttachError, Engine, Released};
 use crate::dra::events::{self, Event, Events, EventsConfig, Object, Waiting};
@@ -123,13 +123,8 @@ pub(super) struct Reporting {
 
 impl Reporting {
     /// Starts them; everything that is recorded is written anew.
-    pub(super) fn start(
-        client: &kube::Client,
-        config: &AgentConfig,
-        engine: &Arc<Engine>,
-        reports: &Arc<Reports>,
-        waiting: Waiting,
-    ) -> Self {
+    pub(super) fn start(client: &kube::Client, shared: &Shared, waiting: Waiting) -> Self {
+        let Shared { config, engine, reports, .. } = shared;
         for record in engine.records() {
             reports.status.changed(&record.claim);
         }

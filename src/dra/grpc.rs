@@ -117,6 +117,14 @@ impl Serving {
     }
 }
 
+/// Whether [`serve`] could use this configuration, as far as that can be told without touching anything.
+///
+/// # Errors
+/// [`ServeError::Config`].
+pub fn check(config: &SocketConfig) -> Result<(), ServeError> {
+    utf8(&Paths::new(config)?.endpoint).map(drop)
+}
+
 /// Serves the kubelet until `stop`.
 ///
 /// On stop the registration socket goes first, so that the kubelet sends new work elsewhere; then prepares are refused, running calls
