@@ -1,4 +1,4 @@
-//! The kubelet's and the API server's side: registration, gRPC service, claims, ResourceSlices.
+//! The kubelet's and the API server's side: registration, gRPC service, claims and their status, events, ResourceSlices.
 
 pub mod api;
 pub mod authority;

@@ -12,6 +12,7 @@ use crate::attach::engine::{Look, Observation, Observed, Seen};
 use crate::attach::{AttachError, Engine, Released};
 use crate::dra::events::{self, Event, Events, EventsConfig, Object, Waiting};
 use crate::dra::status::{self, Queue, Source, StatusConfig};
+use crate::inventory::HardwareId;
 use crate::ledger::{ClaimRecord, ClaimRef};
 use crate::names::{ClaimUid, DeviceName, PodUid};
 
@@ -59,8 +60,8 @@ impl Reports {
     /// A pod got its devices later than when its sandbox was made.
     pub(super) fn attached_late(&self, engine: &Engine, pod: &PodUid, devices: usize) {
         let text = format!(
-            "the pod's sandbox was made while the agent was not connected to the runtime; its {devices} devices were attached \
-             afterwards. Containers that were started before did not see them"
+            "{devices} devices were attached after the pod's sandbox was made: the agent was not connected to the runtime then, or \
+             their claim was not prepared yet. Containers that were started before did not see them"
         );
         self.on_pod(engine, pod, "AttachedLate", &text);
     }
@@ -78,6 +79,8 @@ impl Reports {
                 let text = format!("claim {}, device {device} could not be taken back from the pod: {why}", record.claim);
                 self.events.send(Event::warning(Object::pod(record), "DeviceStuck", text));
             }
+            // Hardware comes back to the host some time after its namespace ended; unprepare waits for it, and says if it does not.
+            Released::Gone(device) if has_hardware(record, device) => {}
             Released::Gone(device) => self.is_gone(record, device),
         }
     }
@@ -112,6 +115,10 @@ impl Reports {
     fn gone(&self) -> std::sync::MutexGuard<'_, BTreeSet<(ClaimUid, DeviceName)>> {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn has_hardware(record: &ClaimRecord, device: &DeviceName) -> bool {
+    record.devices.iter().any(|d| d.device == *device && !matches!(d.hardware, HardwareId::Virtual { .. }))
 }
 
 /// The tasks that write reports.

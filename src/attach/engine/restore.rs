@@ -43,6 +43,9 @@ fn restore_here(record: &ClaimRecord) -> Result<Vec<Failed>, KernelError> {
     for device in &record.devices {
         let Some(found) = find(&mut socket, device)? else {
             tracing::warn!(claim = %record.claim, device = %device.device, "not on the host, nothing to restore");
+            if !matches!(device.hardware, HardwareId::Virtual { .. }) {
+                failed.push((device.device.clone(), vec![("link".to_owned(), "not on the host; was it unplugged?".to_owned())]));
+            }
             continue;
         };
         let (start, deadline) = (Instant::now(), look_deadline());

@@ -140,7 +140,9 @@ pub(super) fn validate(claim: &Value) -> Vec<Fault> {
             faults.push((path.clone(), "Invalid value: must be an allocated device in the claim".to_owned()));
         }
         conditions(device, &format!("{path}.conditions"), &mut faults);
-        if device["data"].to_string().len() > 10 << 10 {
+        // It counts what it stores, with `<`, `>` and `&` as six bytes each.
+        let data = device["data"].to_string();
+        if data.len() + 5 * data.matches(['<', '>', '&']).count() > 10 << 10 {
             faults.push((format!("{path}.data"), "Too long: may not be more than 10240 bytes".to_owned()));
         }
         network(&device["networkData"], &format!("{path}.networkData"), &mut faults);

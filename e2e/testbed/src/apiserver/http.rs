@@ -262,7 +262,7 @@ fn change(store: &mut Store, named: &Named, name: &str, change: &Value, how: Opt
         return Err(Refusal::new(422, "Invalid", "fieldManager: Required value: is required for apply patch"));
     }
     let Some(mut object) = store.get(&key).cloned() else {
-        if how.is_some() && !uid.is_null() {
+        if how.is_some() && !uid.is_null() && !named.status {
             let text = format!("uid mismatch: the provided object specified uid {uid}, and no existing object was found");
             return Err(Refusal::new(409, "Conflict", text));
         }
