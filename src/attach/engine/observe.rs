@@ -73,7 +73,8 @@ pub struct Look {
     pub seen: BTreeMap<DeviceName, Seen>,
 }
 
-type Inside = Result<(Vec<Link>, Vec<(u32, Address)>), Seen>;
+/// The links of a namespace, and addresses by index of their link.
+type Dump = (Vec<Link>, Vec<(u32, Address)>);
 
 impl Engine {
     /// Tells `observer` from now on.
@@ -108,7 +109,7 @@ impl Engine {
     }
 
     fn look_inside(&self, record: &ClaimRecord) -> BTreeMap<DeviceName, Seen> {
-        let mut dumps: HashMap<NetnsId, Inside> = HashMap::new();
+        let mut dumps: HashMap<NetnsId, Result<Dump, Seen>> = HashMap::new();
         let mut seen = BTreeMap::new();
         for device in record.devices.iter().filter(|d| d.phase == Phase::Attached) {
             let Some(attachment) = &device.attachment else { continue };
@@ -147,7 +148,7 @@ impl Engine {
     }
 }
 
-fn dump(netns: &Netns) -> Result<(Vec<Link>, Vec<(u32, Address)>), KernelError> {
+fn dump(netns: &Netns) -> Result<Dump, KernelError> {
     let mut socket = RouteSocket::open_in(netns)?;
     Ok((link::list(&mut socket, look_deadline())?, address::list(&mut socket, look_deadline())?))
 }
