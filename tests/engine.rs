@@ -1,5 +1,6 @@
 //! The engine against the real kernel: a scratch node with NICs on a fabric, pods as namespaces, no agent and no doubles.
 
+#[allow(dead_code, reason = "each test file uses some of it")]
 #[path = "common/engine.rs"]
 mod common;
 

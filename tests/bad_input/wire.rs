@@ -63,7 +63,7 @@ async fn from_the_runtime() {
     // Ids that would leave their place, or fill the disk, as a part of a file's name.
     let request = |id: &str, netns: &str| {
         let namespace = proto::LinuxNamespace { r#type: "network".into(), path: netns.into() };
-        let linux = Some(proto::LinuxPodSandbox { namespaces: vec![namespace], ..Default::default() });
+        let linux = Some(proto::LinuxPodSandbox { namespaces: vec![namespace] });
         let sandbox = proto::PodSandbox { id: id.into(), uid: pod.uid.clone(), name: "a".into(), linux, ..Default::default() };
         proto::RunPodSandboxRequest { pod: Some(sandbox) }.encode_to_vec()
     };

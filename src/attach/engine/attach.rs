@@ -248,10 +248,11 @@ impl Target<'_> {
     }
 
     fn why_stop(&self) -> Option<&'static str> {
-        if self.guard.is_cancelled(self.sandbox) {
-            return Some("the sandbox was stopped");
+        // The deadline first: a runtime that was told of it stops the sandbox at once, and that is not the cause.
+        if Instant::now() >= self.deadline {
+            return Some("the runtime's time for this request ran out");
         }
-        (Instant::now() >= self.deadline).then_some("the runtime's time for this request ran out")
+        self.guard.is_cancelled(self.sandbox).then_some("the sandbox was stopped")
     }
 }
 
