@@ -175,7 +175,9 @@ const NOT_FLAGS_OF_THE_CHART: &[&str] = &[
 #[test]
 fn the_chart_knows_every_flag_and_its_default() {
     let Some(helm) = Helm::get() else { return };
-    let args = args(&helm.template(&["agent.offerVeth=true", "agent.needDefaultRoute=true"]).unwrap());
+    let objects = helm.template(&["agent.offerVeth=true", "agent.needDefaultRoute=true"]).unwrap();
+    let args = args(&objects);
+    let environment = container(&objects)["env"].to_string();
     let output = Command::new(env!("CARGO_BIN_EXE_dranic")).args(["agent", "--help"]).env_clear().output().unwrap();
     let help = String::from_utf8(output.stdout).unwrap();
     let mut seen = Vec::new();
@@ -186,10 +188,14 @@ fn the_chart_knows_every_flag_and_its_default() {
     }
     assert!(seen.len() > 15, "{seen:?} from {help}");
     for flag in seen.iter().filter(|flag| !NOT_FLAGS_OF_THE_CHART.contains(&flag.as_str())) {
+        if environment.contains(&format!("\"DRANIC_{}\"", flag.to_uppercase().replace('-', "_"))) {
+            continue;
+        }
         let ours = args.iter().find(|a| a.trim_start_matches("--").split('=').next() == Some(flag));
         let ours = ours.unwrap_or_else(|| panic!("--{flag} of the agent can't be set by the chart: add a value"));
         let Some((_, value)) = ours.split_once('=') else { continue };
         if flag != "sysctl-dir" {
+            // Lines are wrapped.
             let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
             let about = help.split(&format!("--{flag} <")).nth(1).unwrap();
             let default = about.split("[default: ").nth(1).and_then(|rest| rest.split(']').next());
