@@ -9,7 +9,7 @@ pub mod status;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -24,7 +24,7 @@ use crate::dra::{api, grpc, publisher};
 use crate::inventory::sysfs::Sysfs;
 use crate::inventory::watch::{Inventory, InventoryConfig};
 use crate::inventory::{Scan, ScanOptions};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, LedgerError};
 use crate::netdev::sysctl;
 use crate::netns::Netns;
 use crate::nri::session::{self, Margin, SessionConfig};
@@ -62,6 +62,8 @@ pub struct AgentConfig {
     pub nri_margin: Duration,
     /// Folder of the ledger.
     pub state_dir: PathBuf,
+    /// How long to wait while another agent holds that folder.
+    pub state_wait: Duration,
     /// Folder of CDI specs.
     pub cdi_dir: PathBuf,
     /// Socket of `dranic status`.
@@ -80,8 +82,22 @@ pub struct AgentConfig {
     pub sysfs: PathBuf,
 }
 
+impl AgentConfig {
+    /// What the kubelet's leg has to know.
+    #[must_use]
+    pub fn kubelet_sockets(&self) -> grpc::SocketConfig {
+        grpc::SocketConfig {
+            kubelet_root: self.kubelet_root.clone(),
+            driver: self.driver_name.clone(),
+            instance: self.instance.clone(),
+        }
+    }
+}
+
 /// How long running calls and attaches may take after SIGTERM. With what follows it stays under 10 s.
 const STOP_LIMIT: Duration = Duration::from_millis(8500);
+/// How often a held state directory is tried again.
+const STATE_POLL: Duration = Duration::from_millis(50);
 
 /// What the legs share.
 pub(crate) struct Shared {
@@ -120,27 +136,50 @@ pub fn run_blocking(config: AgentConfig) -> anyhow::Result<()> {
 pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let stop = CancellationToken::new();
-    let shared = Arc::new(start(config, &stop).await?);
-    let config = &shared.config;
-
+    let client = api::client(config.kubeconfig.as_deref()).await?;
+    sysctl::use_root(&config.sysctl_dir).with_context(|| {
+        let dir = config.sysctl_dir.display();
+        format!("--sysctl-dir {dir} can't be used (in a container, mount the host's /proc/sys/net somewhere and name that)")
+    })?;
+    let Some(ledger) = take_ledger(&config, &mut signals).await? else { return Ok(()) };
+    let shared = Arc::new(start(config, ledger, &stop).await?);
     let http = http::serve(shared.clone(), stop.clone()).await?;
     let status = sockets::serve_status(shared.clone(), stop.clone())?;
-    let client = api::client(config.kubeconfig.as_deref()).await?;
+    let result = serve(&shared, client, &mut signals, &stop).await;
+    stop.cancel();
+    // They remove what they bound; also when the other legs could not start.
+    let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(http, status) }).await;
+    if result.is_ok() {
+        tracing::info!("stopped");
+    }
+    result
+}
+
+/// The legs, from their start to their end in order.
+async fn serve(
+    shared: &Arc<Shared>,
+    client: kube::Client,
+    signals: &mut Signals,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
+    let config = &shared.config;
     let grpc_stop = CancellationToken::new();
-    let serving = grpc::serve(
-        grpc::SocketConfig {
-            kubelet_root: config.kubelet_root.clone(),
-            driver: config.driver_name.clone(),
-            instance: config.instance.clone(),
-        },
-        Arc::new(claims::Claims::new(shared.clone(), client.clone())),
-        grpc_stop.clone(),
-    )
-    .await?;
+    let claims = Arc::new(claims::Claims::new(shared.clone(), client.clone()));
+    let serving = grpc::serve(config.kubelet_sockets(), claims, grpc_stop.clone());
+    let serving = serving
+        .await
+        .with_context(|| format!("no sockets for the kubelet in --kubelet-root {}", config.kubelet_root.display()))?;
     let registration = tokio::spawn(forward(serving.registered.clone(), shared.clone()));
-    let publisher = tokio::spawn(publish(client, shared.clone(), stop.clone()));
     let nri_stop = CancellationToken::new();
-    let nri = start_nri(shared.clone(), nri_stop.clone())?;
+    let nri = match start_nri(shared.clone(), nri_stop.clone()) {
+        Ok(nri) => nri,
+        Err(error) => {
+            grpc_stop.cancel();
+            serving.stopped().await;
+            return Err(error);
+        }
+    };
+    let publisher = tokio::spawn(publish(client, shared.clone(), stop.clone()));
     tracing::info!(node = %config.node_name, driver = %config.driver_name, "the agent runs");
 
     let mut serving = tokio::spawn(serving.stopped());
@@ -166,22 +205,45 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
         tracing::warn!("an attach or a call still runs; the next start goes on from the ledger");
     }
     stop.cancel();
-    let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(publisher, http, status) }).await;
+    let _ = tokio::time::timeout(Duration::from_millis(200), publisher).await;
     anyhow::ensure!(!broken, "the sockets for the kubelet broke (see the log)");
-    tracing::info!("stopped");
     Ok(())
 }
 
-async fn start(config: AgentConfig, stop: &CancellationToken) -> anyhow::Result<Shared> {
-    sysctl::use_root(&config.sysctl_dir).with_context(|| {
-        let dir = config.sysctl_dir.display();
-        format!("--sysctl-dir {dir} can't be used (in a container, mount the host's /proc/sys/net somewhere and name that)")
-    })?;
-    let boot_id = read_boot_id().context("can't read the boot id")?;
-    let (ledger, bad) = Ledger::open(&config.state_dir)?;
+/// Opens the ledger, as soon as no other agent holds it; none when a signal came first. Nothing has been bound by then: addresses and
+/// sockets are the other agent's until it ends.
+async fn take_ledger(config: &AgentConfig, signals: &mut Signals) -> anyhow::Result<Option<Ledger>> {
+    let since = Instant::now();
+    let mut waits = false;
+    let (ledger, bad) = loop {
+        match Ledger::open(&config.state_dir) {
+            Err(error @ LedgerError::InUse(_)) if since.elapsed() < config.state_wait => {
+                if !waits {
+                    tracing::info!(%error, "waiting for that agent to end");
+                    waits = true;
+                }
+            }
+            opened => break opened?,
+        }
+        tokio::select! {
+            () = tokio::time::sleep(STATE_POLL) => {}
+            signal = signals.wait() => {
+                tracing::info!(signal, "stopped while another agent had the state directory");
+                return Ok(None);
+            }
+        }
+    };
+    if waits {
+        tracing::info!(after = ?since.elapsed(), "that agent has ended");
+    }
     for file in bad {
         tracing::error!(path = %file.path.display(), reason = %file.reason, "a record can't be read and does not count");
     }
+    Ok(Some(ledger))
+}
+
+async fn start(config: AgentConfig, ledger: Ledger, stop: &CancellationToken) -> anyhow::Result<Shared> {
+    let boot_id = read_boot_id().context("can't read the boot id")?;
     let ledger = Arc::new(ledger);
     let host = Netns::current()?;
     let inventory = Inventory::start(
@@ -192,8 +254,8 @@ async fn start(config: AgentConfig, stop: &CancellationToken) -> anyhow::Result<
             rescan: config.rescan,
         },
         {
-            let ledger = ledger.clone();
-            Arc::new(move || lent(&ledger))
+            let (ledger, boot_id) = (ledger.clone(), boot_id.clone());
+            Arc::new(move || lent(&ledger, &boot_id))
         },
         stop.clone(),
     )

@@ -172,6 +172,9 @@ const NOT_FLAGS_OF_THE_CHART: &[&str] = &[
     "help",
 ];
 
+/// Flags whose default in a pod is another one.
+const OTHER_DEFAULTS: &[&str] = &["sysctl-dir", "state-wait"];
+
 #[test]
 fn the_chart_knows_every_flag_and_its_default() {
     let Some(helm) = Helm::get() else { return };
@@ -194,7 +197,7 @@ fn the_chart_knows_every_flag_and_its_default() {
         let ours = args.iter().find(|a| a.trim_start_matches("--").split('=').next() == Some(flag));
         let ours = ours.unwrap_or_else(|| panic!("--{flag} of the agent can't be set by the chart: add a value"));
         let Some((_, value)) = ours.split_once('=') else { continue };
-        if flag != "sysctl-dir" {
+        if !OTHER_DEFAULTS.contains(&flag.as_str()) {
             // Lines are wrapped.
             let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
             let about = help.split(&format!("--{flag} <")).nth(1).unwrap();

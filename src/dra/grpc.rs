@@ -5,6 +5,7 @@
 
 mod calls;
 mod paths;
+mod presence;
 mod registration;
 mod service;
 mod socket;
@@ -114,6 +115,14 @@ impl Serving {
             error!(%err, "the task of the kubelet's sockets failed");
         }
     }
+}
+
+/// Whether [`serve`] could use this configuration, as far as that can be told without touching anything.
+///
+/// # Errors
+/// [`ServeError::Config`].
+pub fn check(config: &SocketConfig) -> Result<(), ServeError> {
+    utf8(&Paths::new(config)?.endpoint).map(drop)
 }
 
 /// Serves the kubelet until `stop`.

@@ -73,6 +73,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
     (list "on-overrun" $agent.onOverrun)
     (list "rescan" $agent.rescan)
     (list "state-dir" $agent.stateDir)
+    (list "state-wait" $agent.stateWait)
     (list "cdi-dir" $agent.cdiDir)
     (list "sysctl-dir" "/host/proc/sys/net")
     (list "http-address" (include "dranic.httpAddress" .))

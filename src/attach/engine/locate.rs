@@ -16,6 +16,12 @@ pub(super) fn is_device(record: &DeviceRecord, link: &Link) -> bool {
     }
 }
 
+/// Whether `now` is still the link that the inventory saw as `seen`: an index can be another link's by now.
+pub(super) fn is_same(seen: &Link, now: &Link) -> bool {
+    let hardware = |link: &Link| (link.kind.clone(), link.parent_device.clone(), link.perm_address.clone());
+    hardware(seen) == hardware(now) && (seen.perm_address.is_some() || seen.address == now.address)
+}
+
 fn has_known_address(record: &DeviceRecord, link: &Link) -> bool {
     let configured = record.plan.steps.iter().find_map(|step| match step {
         crate::attach::Step::Move { address, .. } => address.as_ref(),
