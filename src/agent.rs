@@ -13,7 +13,7 @@ pub mod status;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -30,6 +30,7 @@ use crate::inventory::sysfs::Sysfs;
 use crate::inventory::watch::{Inventory, InventoryConfig};
 use crate::inventory::{Scan, ScanOptions};
 use crate::ledger::{Ledger, LedgerError, Quarantined};
+use crate::netdev::sysctl;
 use crate::netns::Netns;
 use crate::nri::session::{self, Margin, SessionConfig};
 use crate::telemetry::Metrics;
@@ -80,6 +81,8 @@ pub struct AgentConfig {
     pub offer: ScanOptions,
     /// Time between full rescans.
     pub rescan: Duration,
+    /// `/proc/sys/net`, or a mount of it that can be written.
+    pub sysctl_dir: PathBuf,
     /// Root of sysfs.
     pub sysfs: PathBuf,
 }
@@ -140,6 +143,10 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let stop = CancellationToken::new();
     let client = api::client(config.kubeconfig.as_deref()).await?;
+    sysctl::use_root(&config.sysctl_dir).with_context(|| {
+        let dir = config.sysctl_dir.display();
+        format!("--sysctl-dir {dir} can't be used (in a container, mount the host's /proc/sys/net somewhere and name that)")
+    })?;
     let board = Board::new();
     let mut http = JoinSet::new();
     let Some(opened) = open(&config, &board, &mut signals, &mut http, &stop).await? else { return Ok(()) };
