@@ -5,6 +5,7 @@ mod claims;
 mod health;
 mod hooks;
 mod http;
+mod reports;
 mod sockets;
 mod standby;
 pub mod status;
@@ -29,6 +30,7 @@ use crate::inventory::sysfs::Sysfs;
 use crate::inventory::watch::{Inventory, InventoryConfig};
 use crate::inventory::{Scan, ScanOptions};
 use crate::ledger::{Ledger, LedgerError, Quarantined};
+use crate::netdev::sysctl;
 use crate::netns::Netns;
 use crate::nri::session::{self, Margin, SessionConfig};
 use crate::telemetry::Metrics;
@@ -79,6 +81,8 @@ pub struct AgentConfig {
     pub offer: ScanOptions,
     /// Time between full rescans.
     pub rescan: Duration,
+    /// `/proc/sys/net`, or a mount of it that can be written.
+    pub sysctl_dir: PathBuf,
     /// Root of sysfs.
     pub sysfs: PathBuf,
 }
@@ -96,7 +100,7 @@ impl AgentConfig {
 }
 
 /// How long running calls and attaches may take after SIGTERM. With what follows it stays under 10 s.
-const STOP_LIMIT: Duration = Duration::from_millis(8500);
+const STOP_LIMIT: Duration = Duration::from_millis(7500);
 
 /// What the legs share.
 pub(crate) struct Shared {
@@ -109,6 +113,7 @@ pub(crate) struct Shared {
     pub(crate) published: watch::Sender<PublishStatus>,
     /// The four before it, and what this agent is to another one.
     pub(crate) board: Board,
+    pub(crate) reports: Arc<reports::Reports>,
     /// Work that outlives the call that began it.
     pub(crate) background: TaskTracker,
 }
@@ -138,12 +143,19 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let stop = CancellationToken::new();
     let client = api::client(config.kubeconfig.as_deref()).await?;
+    sysctl::use_root(&config.sysctl_dir).with_context(|| {
+        let dir = config.sysctl_dir.display();
+        format!("--sysctl-dir {dir} can't be used (in a container, mount the host's /proc/sys/net somewhere and name that)")
+    })?;
     let board = Board::new();
     let mut http = JoinSet::new();
     let Some(opened) = open(&config, &board, &mut signals, &mut http, &stop).await? else { return Ok(()) };
-    let shared = Arc::new(start(config, opened, board, &stop).await?);
+    let (reports, waiting) = reports::Reports::new();
+    let shared = Arc::new(start(config, opened, board, reports, &stop).await?);
     let status = sockets::serve_status(shared.clone(), stop.clone()).await?;
+    let reporting = reports::Reporting::start(&client, &shared, waiting);
     let result = serve(&shared, client, &mut signals, &mut http, &stop).await;
+    reporting.stop().await;
     stop.cancel();
     // They remove what they bound; also when the other legs could not start.
     let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(http.join_all(), status) }).await;
@@ -249,6 +261,7 @@ async fn start(
     config: AgentConfig,
     (ledger, bad): (Ledger, Vec<Quarantined>),
     board: Board,
+    reports: Arc<reports::Reports>,
     stop: &CancellationToken,
 ) -> anyhow::Result<Shared> {
     let boot_id = read_boot_id().context("can't read the boot id")?;
@@ -273,7 +286,9 @@ async fn start(
     .await?;
     let inventory = Arc::new(inventory);
     let source = Arc::new(Source { inventory: inventory.clone(), runtime: tokio::runtime::Handle::current() });
-    let engine = Arc::new(Engine::new(ledger, host, boot_id, source));
+    let observer = reports.clone();
+    let engine = Engine::new(ledger, host, boot_id, source).with_observer(Arc::new(move |o| observer.observe(&o)));
+    let engine = Arc::new(engine);
     {
         let engine = engine.clone();
         tokio::task::spawn_blocking(move || engine.recover()).await.context("recovery failed")?;
@@ -286,6 +301,7 @@ async fn start(
         registration: board.registration.clone(),
         published: board.published.clone(),
         board,
+        reports,
         background: TaskTracker::new(),
         config,
     })

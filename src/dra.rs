@@ -1,11 +1,13 @@
-//! The kubelet's and the API server's side: registration, gRPC service, claims, ResourceSlices.
+//! The kubelet's and the API server's side: registration, gRPC service, claims and their status, events, ResourceSlices.
 
 pub mod api;
 pub mod authority;
+pub mod events;
 pub mod grpc;
 pub mod health;
 pub mod publisher;
 pub mod resolve;
+pub mod status;
 
 use std::future::Future;
 

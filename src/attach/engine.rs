@@ -6,6 +6,7 @@ mod home;
 mod jobs;
 pub(crate) mod locate;
 mod note;
+mod observe;
 mod pods;
 mod prepare;
 mod recover;
@@ -24,6 +25,7 @@ use crate::netlink::NetlinkError;
 use crate::netns::{Netns, NetnsError};
 
 pub use attach::{AttachError, AttachTimes};
+pub use observe::{Look, Observation, Observed, Observer, Seen};
 pub use pods::PodGuard;
 pub use prepare::{PrepareError, PrepareReason};
 pub use recover::{Listed, Reconciled};
@@ -56,6 +58,7 @@ pub struct Engine {
     pods: pods::Pods,
     /// Namespaces held open from attach to release, so that an orderly return is possible after the runtime unlinked the path.
     pins: Mutex<HashMap<SandboxId, Arc<Netns>>>,
+    observer: observe::ObserverBox,
 }
 
 /// A [`DeviceSource`] that can be printed.
@@ -86,6 +89,7 @@ impl Engine {
             reserved: Mutex::new(reserved),
             pods: pods::Pods::default(),
             pins: Mutex::default(),
+            observer: observe::ObserverBox::default(),
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Engine, KernelError, LOCK_LIMIT, jobs, locate, look_deadline, micros_since, now_unix_ms};
+use super::{Engine, KernelError, LOCK_LIMIT, Observed, jobs, locate, look_deadline, micros_since, now_unix_ms};
 use crate::attach::plan::{self, PlanError};
 use crate::crash;
 use crate::dra::resolve::{ResolvedClaim, ResolvedDevice};
@@ -164,10 +164,12 @@ impl Engine {
         crash::point("prepare: planned");
         let record = self.ledger.put(record, Durability::Disk).map_err(|e| kernel("writing the ledger", KernelError::from(e)))?;
         crash::point("prepare: recorded");
-        self.take_down(&record).map_err(|(step, error)| {
+        let record = self.take_down(&record).map_err(|(step, error)| {
             self.put_back(&record);
             kernel(step, error)
-        })
+        })?;
+        self.observe(&record, Observed::Prepared);
+        Ok(record)
     }
 
     /// Reserves every device of the claim, or none.
@@ -244,6 +246,7 @@ impl Engine {
                 request: wanted.request.clone(),
                 pool: wanted.pool.clone(),
                 device: wanted.device.clone(),
+                share_id: wanted.share_id.clone(),
                 hardware: device.hardware.clone(),
                 attributes: device.attributes.clone(),
                 host,
@@ -299,7 +302,7 @@ impl Engine {
     }
 
     /// Undoes a prepare that failed half way. Where that fails too, the record stays: unprepare, or the next prepare, has to know.
-    fn put_back(&self, record: &ClaimRecord) {
+    fn put_back(&self, record: &Arc<ClaimRecord>) {
         if let Err(error) = self.restore_devices(record) {
             tracing::warn!(claim = %record.claim, %error, "the record of a failed prepare stays");
         } else if let Err(error) = self.ledger.remove(&record.claim.uid) {
