@@ -1,17 +1,23 @@
 #!/usr/bin/env bash
-# e2e/cluster/nics.sh NODE COUNT: the node's NICs nic0, nic1, ... on its ports of the rails; those that exist stay as they are.
-# macvlan, since the links of pods' own network are veth, which a node does not offer.
+# e2e/cluster/nics.sh NODE COUNT: exactly the NICs nic0 ... on the node's ports of the rails; those that are there stay as they are,
+# other links of their kind go. macvlan, since the links of pods' own network are veth, which a node does not offer.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 n=$1 count=$2
 pid=$(cat "$S/$n/init.pid")
-have=$(nsenter -t "$pid" -n ip -o link)
-for rail in $(seq 0 $((count - 1))); do
-  [[ $have != *": nic$rail@"* ]] || continue
-  cat <<B
-link set port$rail mtu 9000 up
-link add nic$rail link port$rail mtu 9000 address 02:20:00:00:$(printf '%02x' "$rail"):0${n#node} type macvlan mode bridge
-addr add 10.20.$rail.${n#node}/24 dev nic$rail
-link set nic$rail up
-B
-done | nsenter -t "$pid" -n ip -batch -
+inside() { nsenter -t "$pid" -n "$@"; }
+
+declare -A have=()
+for link in $(inside ip -o link show type macvlan | sed 's/^[0-9]*: \([^@:]*\).*/\1/'); do have[$link]=1; done
+ports=$(inside ip -o link show type veth | grep -c '^[0-9]*: port')
+{
+  for number in $(seq 0 $((count - 1))); do
+    nic=nic$number port=port$((number % ports))
+    if [ -n "${have[$nic]:-}" ]; then unset "have[$nic]"; continue; fi
+    echo "link set $port mtu 9000 up"
+    echo "link add $nic link $port mtu 9000 address 02:20:00:00:$(printf '%02x' "$number"):0${n#node} type macvlan mode bridge"
+    echo "addr add 10.20.$number.${n#node}/24 dev $nic"
+    echo "link set $nic up"
+  done
+  for link in "${!have[@]}"; do echo "link del $link"; done
+} | inside ip -batch -

@@ -23,7 +23,7 @@ say() { printf 'up %7.1f s  %s\n' "$((($(date +%s%N) - since) / 100000000))e-1" 
 
 mkdir -p "$S/pki"
 S=$(cd "$S" && pwd -P)
-echo "$cache/bin-$containerd:$cache/kube-${K8S:-1.37.2}:$cache/bin" >"$S/path"
+echo "$S/bin:$cache/bin-$containerd:$cache/kube-${K8S:-1.37.2}:$cache/bin" >"$S/path"
 service=10.96.0.1
 address() { echo "192.168.77.${1#node}"; }   # of node1, node2
 all=$(seq -f 'node%.0f' "$nodes")
