@@ -18,7 +18,7 @@ export BENCH_JSON
 .PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## install what is missing for building and testing (Debian 12, root)
 	@hack/setup.sh
