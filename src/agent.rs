@@ -25,6 +25,7 @@ use crate::inventory::sysfs::Sysfs;
 use crate::inventory::watch::{Inventory, InventoryConfig};
 use crate::inventory::{Scan, ScanOptions};
 use crate::ledger::Ledger;
+use crate::netdev::sysctl;
 use crate::netns::Netns;
 use crate::nri::session::{self, Margin, SessionConfig};
 use crate::telemetry::Metrics;
@@ -73,6 +74,8 @@ pub struct AgentConfig {
     pub offer: ScanOptions,
     /// Time between full rescans.
     pub rescan: Duration,
+    /// `/proc/sys/net`, or a mount of it that can be written.
+    pub sysctl_dir: PathBuf,
     /// Root of sysfs.
     pub sysfs: PathBuf,
 }
@@ -170,6 +173,10 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
 }
 
 async fn start(config: AgentConfig, stop: &CancellationToken) -> anyhow::Result<Shared> {
+    sysctl::use_root(&config.sysctl_dir).with_context(|| {
+        let dir = config.sysctl_dir.display();
+        format!("--sysctl-dir {dir} can't be used (in a container, mount the host's /proc/sys/net somewhere and name that)")
+    })?;
     let boot_id = read_boot_id().context("can't read the boot id")?;
     let (ledger, bad) = Ledger::open(&config.state_dir)?;
     for file in bad {
