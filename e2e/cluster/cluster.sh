@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
-# e2e/cluster/cluster.sh: a cluster with the agent of this folder on both nodes, for people.
+# e2e/cluster/cluster.sh: a cluster with the agent of this folder on both nodes.
+# AGENT=chart (as users install it) or process (quicker to change: see agent.sh).
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$here/../.."
+agent=${AGENT:-chart}
 cargo build --locked --bin dranic
 "$here/up.sh"
-"$here/agent.sh" start
-wait_for 30 "the agents publish" bash -c "'$here/in.sh' node1 kubectl get resourceslices --no-headers | grep -c dra.net | grep -q 2"
+case $agent in
+  chart) "$here/install.sh" ;;
+  process) "$here/agent.sh" start ;;
+  *) die "AGENT=$agent: chart or process" ;;
+esac
+published() { node node1 kubectl get resourceslices --no-headers | grep -c dra.net | grep -q 2; }
+wait_for 60 "both agents publish their NICs" published
 cat <<T
 
 A cluster of two nodes is up, with NICs nic0 to nic7 on each and the agent as driver dra.net.

@@ -24,6 +24,7 @@ say() { printf 'up %7.1f s  %s\n' "$((($(date +%s%N) - since) / 100000000))e-1" 
 mkdir -p "$S/pki"
 S=$(cd "$S" && pwd -P)
 echo "$S/bin:$cache/bin-$containerd:$cache/kube-${K8S:-1.37.2}:$cache/bin" >"$S/path"
+minor=$(cut -d . -f 2 <<<"${K8S:-1.37.2}")
 service=10.96.0.1
 address() { echo "192.168.77.${1#node}"; }   # of node1, node2
 all=$(seq -f 'node%.0f' "$nodes")
@@ -222,7 +223,8 @@ tlsCertFile: $S/pki/$1.crt
 tlsPrivateKeyFile: $S/pki/$1.key
 cgroupDriver: cgroupfs
 cgroupRoot: /$(cgroup "$1")
-$(kubelet_minor_has_cgroup_v1 && echo 'failCgroupV1: false')
+failCgroupV1: false
+$([ "$minor" -lt 35 ] || echo 'crashLoopBackOff: {maxContainerRestartPeriod: 2s}')   # an agent that tests kill is back soon
 failSwapOn: false
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 evictionHard: {memory.available: "0%", nodefs.available: "0%", nodefs.inodesFree: "0%", imagefs.available: "0%", imagefs.inodesFree: "0%"}
@@ -233,8 +235,6 @@ maxPods: 250
 resolvConf: ""
 Y
 }
-kubelet_minor_has_cgroup_v1() { [ "$(cut -d . -f 2 <<<"${K8S:-1.37.2}")" -ge 31 ]; }
-
 kubectl() { node node1 kubectl "$@"; }
 node_ready() { kubectl get node "$1" -o 'jsonpath={.status.conditions[?(@.type=="Ready")].status}' | grep -q True; }
 

@@ -68,6 +68,15 @@ impl Cluster {
         output(self.script("daemon.sh").args([node, name, verb])).await.map(drop)
     }
 
+    /// Brings the agent to `node`, or takes it away: as a process of `agent.sh`, or by the label that the DaemonSet asks for.
+    pub(crate) async fn move_agent(&self, node: &str, there: bool) -> Result<()> {
+        if self.scratch.join(node).join("daemons/agent").exists() {
+            return self.daemon(node, "agent", if there { "start" } else { "stop" }).await;
+        }
+        let label = if there { "e2e-agent=yes" } else { "e2e-agent-" };
+        output(&mut self.inside("node1", &["kubectl", "label", "node", node, "--overwrite", label])).await.map(drop)
+    }
+
     /// Brings NICs back that went with a pod's namespace.
     pub(crate) async fn nics(&self, node: &str, count: u32) -> Result<()> {
         output(self.script("nics.sh").arg(node).arg(count.to_string())).await.map(drop)

@@ -167,16 +167,19 @@ impl Context {
         .await
     }
 
-    /// Ends the agent of `node` in order.
+    /// Takes the agent from `node`, in order.
     pub(crate) async fn agent_leaves(&self, node: &str) -> Result<()> {
-        self.cluster.daemon(node, "agent", "stop").await?;
-        ensure!(self.cluster.agents(node)?.is_empty(), "an agent still runs on {node}");
-        Ok(())
+        self.cluster.move_agent(node, false).await?;
+        wait(Duration::from_secs(40), &format!("the agent has left {node}"), || async {
+            ensure!(self.cluster.agents(node)?.is_empty(), "an agent still runs on {node}");
+            Ok(())
+        })
+        .await
     }
 
     /// Starts it again, and waits until it is ready.
     pub(crate) async fn agent_returns(&self, node: &str) -> Result<()> {
-        self.cluster.daemon(node, "agent", "start").await?;
+        self.cluster.move_agent(node, true).await?;
         self.agent_ready(node).await
     }
 
