@@ -204,7 +204,7 @@ version = 3
       BinaryName = "$cache/bin/runc"
       SystemdCgroup = false
   [plugins.'io.containerd.cri.v1.runtime'.cni]
-    $([ "$containerd" = debian ] && echo 'bin_dir = "/opt/cni/bin"' || echo 'bin_dirs = ["/opt/cni/bin"]')
+    bin_dirs = ["/opt/cni/bin"]
     conf_dir = "/etc/cni/net.d"
 [plugins.'io.containerd.nri.v1.nri']
   disable = false
@@ -232,6 +232,7 @@ imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 localStorageCapacityIsolation: false
 maxPods: 250
+syncFrequency: 10s   # a failed prepare is tried again only then (1.37), by default after 60 to 90 s
 resolvConf: ""
 Y
 }
