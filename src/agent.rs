@@ -1,5 +1,6 @@
 //! Starts the legs in order, stops them in order; nothing else.
 
+mod cdi;
 mod claims;
 mod hooks;
 mod http;

@@ -26,8 +26,17 @@ const GOOD: &[&[&str]] = &[
     &["admissionPolicy.actions={Warn,Audit}", "updateStrategy.type=OnDelete", "updateStrategy.rollingUpdate=null"],
     &["updateStrategy.rollingUpdate.maxSurge=10%", "updateStrategy.rollingUpdate.maxUnavailable=0", "podAnnotations.a=b"],
     &["deviceClasses[0].name=rdma", "deviceClasses[0].selectors={device.attributes[\"dranic.dev\"].rdma}"],
-    &["deviceClasses[0].name=mtu", "deviceClasses[0].parameters.interface.mtu=9000", "deviceClasses[0].extendedResourceName=a.b/nic"],
-    &["extraVolumes[0].name=x", "extraVolumes[0].emptyDir.medium=Memory", "extraVolumeMounts[0].name=x", "extraVolumeMounts[0].mountPath=/x"],
+    &[
+        "deviceClasses[0].name=mtu",
+        "deviceClasses[0].parameters.interface.mtu=9000",
+        "deviceClasses[0].extendedResourceName=a.b/nic",
+    ],
+    &[
+        "extraVolumes[0].name=x",
+        "extraVolumes[0].emptyDir.medium=Memory",
+        "extraVolumeMounts[0].name=x",
+        "extraVolumeMounts[0].mountPath=/x",
+    ],
     &["securityContext.privileged=true", "securityContext.allowPrivilegeEscalation=true", "resources.limits.memory=1Gi"],
 ];
 

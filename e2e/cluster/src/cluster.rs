@@ -40,7 +40,8 @@ pub(crate) async fn output(command: &mut Command) -> Result<String> {
 impl Cluster {
     pub(crate) async fn connect(scratch: &Path, scripts: &Path) -> Result<Self> {
         let file = scratch.join("pki/admin.kubeconfig");
-        let kubeconfig = Kubeconfig::read_from(&file).with_context(|| format!("no cluster in {}: make cluster", scratch.display()))?;
+        let kubeconfig =
+            Kubeconfig::read_from(&file).with_context(|| format!("no cluster in {}: make cluster", scratch.display()))?;
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         let nodes: BTreeSet<String> = std::fs::read_dir(scratch)?
             .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
@@ -112,15 +113,17 @@ impl Cluster {
         serde_json::from_str(&text).context("the agent's status")
     }
 
-    /// Processes of the agent on `node`, as this machine numbers them. Two during a rolling update.
+    /// Processes of the agent on `node`, as this machine numbers them. Two during a rolling update. It runs in the node's network
+    /// namespace, whether in a container or not.
     pub(crate) fn agents(&self, node: &str) -> Result<Vec<u32>> {
-        let init = self.init_pid(node)?;
+        let network = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+        let home = network(self.init_pid(node)?).with_context(|| format!("{node} is not up"))?;
         let is_agent = |pid: &u32| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let mut words = line.split(|b| *b == 0);
             words.next().is_some_and(|program| program.ends_with(b"dranic")) && words.next() == Some(b"agent")
         };
-        Ok(processes().into_iter().filter(is_agent).filter(|pid| descends_from(*pid, init)).collect())
+        Ok(processes().into_iter().filter(is_agent).filter(|pid| network(*pid).as_ref() == Some(&home)).collect())
     }
 
     /// Sends KILL to the agent of `node`.
@@ -139,18 +142,4 @@ impl Cluster {
 pub(crate) fn processes() -> Vec<u32> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
-}
-
-fn descends_from(pid: u32, ancestor: u32) -> bool {
-    let mut pid = pid;
-    while pid > 1 {
-        if pid == ancestor {
-            return true;
-        }
-        // "pid (comm) state ppid …"; comm may contain blanks and parentheses.
-        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-        let Some(parent) = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok()) else { return false };
-        pid = parent;
-    }
-    false
 }

@@ -32,8 +32,11 @@ pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str
         ("objects.yaml", api),
         ("events.txt", "kubectl get events -A --sort-by=.lastTimestamp"),
         ("pods.txt", "kubectl get pods -A -o wide; kubectl describe pods -A"),
-        ("agent-pods.log", "kubectl logs -n dranic -l app.kubernetes.io/name=dranic --all-containers --prefix --tail=5000; \
-          kubectl logs -n dranic -l app.kubernetes.io/name=dranic --all-containers --prefix --previous --tail=5000 || true"),
+        (
+            "agent-pods.log",
+            "kubectl logs -n dranic -l app.kubernetes.io/name=dranic --all-containers --prefix --tail=5000; \
+          kubectl logs -n dranic -l app.kubernetes.io/name=dranic --all-containers --prefix --previous --tail=5000 || true",
+        ),
     ] {
         put(name.to_owned(), &text(cluster.inside("node1", &["bash", "-c", line])).await);
     }
@@ -53,11 +56,16 @@ pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str
         }
         put(format!("{node}-links.txt"), &text(cluster.inside(node, &["bash", "-c", LINKS])).await);
         put(format!("{node}-status.json"), &text(cluster.inside(node, &["dranic", "status", "-o", "json"])).await);
-        put(format!("{node}-ledger.txt"), &text(cluster.inside(node, &["sh", "-c", "head -n -0 /var/lib/dranic/*/* /var/lib/dranic/*"])).await);
+        put(
+            format!("{node}-ledger.txt"),
+            &text(cluster.inside(node, &["sh", "-c", "head -n -0 /var/lib/dranic/*/* /var/lib/dranic/*"])).await,
+        );
         let containers = "ctr -n k8s.io containers ls; ctr -n k8s.io tasks ls; ls -la /run/netns /var/run/cdi";
         put(format!("{node}-containers.txt"), &text(cluster.inside(node, &["sh", "-c", containers])).await);
     }
-    let get = format!("kubectl get pods -n {namespace} -o wide; kubectl get events -n {namespace} --sort-by=.lastTimestamp | tail -n 15");
+    let get = format!(
+        "kubectl get pods -n {namespace} -o wide; kubectl get events -n {namespace} --sort-by=.lastTimestamp | tail -n 15"
+    );
     excerpt + &text(cluster.inside("node1", &["bash", "-c", &get])).await
 }
 

@@ -33,8 +33,7 @@ impl Link {
     /// Global addresses, `address/length`, sorted.
     pub(crate) fn addresses(&self) -> Vec<String> {
         let global = self.addr_info.iter().filter(|a| a.scope == "global");
-        let mut all: Vec<_> =
-            global.filter_map(|a| a.local.as_ref().map(|local| format!("{local}/{}", a.prefixlen))).collect();
+        let mut all: Vec<_> = global.filter_map(|a| a.local.as_ref().map(|local| format!("{local}/{}", a.prefixlen))).collect();
         all.sort();
         all
     }
@@ -54,7 +53,9 @@ pub(crate) async fn links(pid: u32) -> Result<Vec<Link>> {
 /// A process of a pod, found by the UID in its cgroup's path: without help of agent or runtime.
 pub(crate) fn process_of_pod(uid: &str) -> Option<u32> {
     let group = format!("/pod{uid}/");
-    processes().into_iter().find(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains(&group)))
+    processes()
+        .into_iter()
+        .find(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains(&group)))
 }
 
 /// Open files of a process.

@@ -80,7 +80,12 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("peer-01-address", 60, peer::address, "link renamed with an address of the configuration"),
     scenario!("peer-02-odd-name", 60, peer::odd_name, "host link mlx5_6, whose name is no DNS label"),
     scenario!("peer-03-arp", later CONFIGURE, "arpIgnore and arpAnnounce"),
-    scenario!("peer-04-deployment", 90, peer::deployment, "Deployment and template without configuration: the /32 of a link that is down"),
+    scenario!(
+        "peer-04-deployment",
+        90,
+        peer::deployment,
+        "Deployment and template without configuration: the /32 of a link that is down"
+    ),
     scenario!("peer-05-route-order", 60, peer::route_order, "a gateway's route before the link-scope route that it needs"),
     scenario!("peer-06-metrics", 60, peer::metrics, "metrics on localhost:9177, seen from the host's network"),
     scenario!("peer-07-mtu-mac", 60, peer::mtu_mac, "name, address, MTU and link-layer address"),
@@ -92,16 +97,32 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("peer-12-count", 60, peer::count, "one request with count 2"),
     scenario!("peer-13-reuse", 120, peer::reuse, "the same NIC again after a Deployment is gone, its address restored by us"),
     scenario!("peer-14-evicted", later CLUSTER, "DaemonSet evicted from one node: its sockets go there, stay on the other"),
-    scenario!("peer-15-forgotten-pod", 120, peer::forgotten_pod, "pod deleted by force while the agent is away: forgotten when it is back"),
+    scenario!(
+        "peer-15-forgotten-pod",
+        120,
+        peer::forgotten_pod,
+        "pod deleted by force while the agent is away: forgotten when it is back"
+    ),
     scenario!("peer-16-neighbours", 60, peer::neighbours, "permanent neighbours of the host's link"),
     scenario!("peer-17-routes-rules", 60, peer::routes_and_rules, "a host's route in table 100 and its rule"),
     scenario!("peer-18-ipv6-route", 60, peer::ipv6_route, "exactly the kernel's connected IPv6 route"),
-    scenario!("peer-19-policy-routing", 120, peer::policy_routing, "two clients reach each other through a router pod by rules and tables"),
+    scenario!(
+        "peer-19-policy-routing",
+        120,
+        peer::policy_routing,
+        "two clients reach each other through a router pod by rules and tables"
+    ),
     scenario!("peer-20-vrf", later CONFIGURE, "the same with a VRF"),
-    scenario!("peer-21-attributes", 120, peer::attributes_stay, "attributes in the slice stay while the device is lent and after a restart"),
+    scenario!(
+        "peer-21-attributes",
+        120,
+        peer::attributes_stay,
+        "attributes in the slice stay while the device is lent and after a restart"
+    ),
     scenario!("peer-22-whereabouts", later CONFIGURE, "a profile whose address comes from a webhook"),
     scenario!("peer-23-webhook", later CONFIGURE, "attributes and device configuration from a webhook"),
     scenario!("rdma", later RDMA, "an RDMA device moves with its NIC"),
+    scenario!("gate-agent-dead", later GATE, "no container runs before its NICs are there, also while the agent is dead"),
     scenario!("gate", later GATE, "an attach that outlasts the runtime's time lets no container through"),
 ];
 

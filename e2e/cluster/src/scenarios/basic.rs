@@ -80,7 +80,8 @@ pub(super) async fn both_nodes(c: Context) -> Result<()> {
     for index in [0, 1] {
         let name = format!("pod{index}");
         let requests = vec![request_link("a", "nic3"), request_link("b", "nic4")];
-        let interface = |rail: &str, net: u8| json!({"interface": {"name": rail, "addresses": [format!("10.73.{net}.{}/24", index + 1)]}});
+        let interface =
+            |rail: &str, net: u8| json!({"interface": {"name": rail, "addresses": [format!("10.73.{net}.{}/24", index + 1)]}});
         let spec = devices(requests, vec![config(&["a"], interface("rail-a", 3)), config(&["b"], interface("rail-b", 4))]);
         c.template(&name, &spec).await?;
         c.pod(&pod(&name, Some(c.node(index)), &[From::Template(&name)])).await?;

@@ -35,7 +35,8 @@ pub(super) async fn shared_claim(c: Context) -> Result<()> {
 
 async fn is_running(c: &Context, name: &str) -> Result<bool> {
     let status = c.api::<Pod>().get(name).await?.status.unwrap_or_default();
-    let started = |s: k8s_openapi::api::core::v1::ContainerStatus| s.state.is_some_and(|s| s.running.is_some() || s.terminated.is_some());
+    let started =
+        |s: k8s_openapi::api::core::v1::ContainerStatus| s.state.is_some_and(|s| s.running.is_some() || s.terminated.is_some());
     Ok(status.container_statuses.unwrap_or_default().into_iter().any(started))
 }
 
@@ -67,7 +68,12 @@ pub(super) async fn init_and_sidecar(c: Context) -> Result<()> {
     ensure!(looked.iter().all(|s| s.name != "look" || s.restart_count == 0), "the init container needed more than one try");
     let before = running.run(&["ip", "-o", "link", "show", "rail0"]).await?;
 
-    let id = running.pod.status.as_ref().and_then(|s| s.container_statuses.as_ref()?.first()?.container_id.clone()).context("no id")?;
+    let id = running
+        .pod
+        .status
+        .as_ref()
+        .and_then(|s| s.container_statuses.as_ref()?.first()?.container_id.clone())
+        .context("no id")?;
     let id = id.rsplit('/').next().unwrap_or_default().to_owned();
     let inside = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains(&id));
     let Some(pid) = processes().into_iter().filter(inside).min() else { bail!("no process of container {id}") };
@@ -170,7 +176,10 @@ pub(super) async fn churn(c: Context) -> Result<()> {
     ensure!(before == after, "something leaks: {before:?}, and {rounds} rounds later {after:?}");
     // A connection more or less may be open at the moment of looking.
     let grown = files.iter().zip(&files_after).any(|(before, after)| *after > before + 3);
-    ensure!(!grown && files.len() == files_after.len(), "open files of the agents: {files:?}, and {rounds} rounds later {files_after:?}");
+    ensure!(
+        !grown && files.len() == files_after.len(),
+        "open files of the agents: {files:?}, and {rounds} rounds later {files_after:?}"
+    );
     for node in &c.cluster.nodes {
         c.cluster.nics(node, RAILS).await?;
     }

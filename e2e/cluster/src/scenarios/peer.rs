@@ -36,7 +36,7 @@ async fn attributes(c: &Context, node: &str, name: &str) -> Result<BTreeMap<Stri
     for slice in slices(c, node).await? {
         for device in slice.spec.devices.unwrap_or_default() {
             let attributes = device.attributes.unwrap_or_default();
-            if attributes.get("ifName").and_then(|a| a.string.as_deref()) == Some(name) {
+            if attributes.get(&format!("{DRIVER}/ifName")).and_then(|a| a.string.as_deref()) == Some(name) {
                 return attributes.into_iter().map(|(key, value)| Ok((key, serde_json::to_value(value)?))).collect();
             }
         }
@@ -150,7 +150,8 @@ pub(super) async fn metrics(c: Context) -> Result<()> {
 
 pub(super) async fn mtu_mac(c: Context) -> Result<()> {
     host_link(&c, c.node(1), "dummy0", &["link set DEV up"]).await?;
-    let interface = json!({"name": "dranet0", "addresses": ["169.254.169.14/24"], "mtu": 4321, "hardwareAddr": "00:11:22:33:44:55"});
+    let interface =
+        json!({"name": "dranet0", "addresses": ["169.254.169.14/24"], "mtu": 4321, "hardwareAddr": "00:11:22:33:44:55"});
     let nic = with_link(&c, c.node(1), "dummy0", Some(json!({"interface": interface}))).await?.nic().await?;
     ensure!(
         nic.ifname == "dranet0"
@@ -172,7 +173,8 @@ pub(super) async fn count(c: Context) -> Result<()> {
     request["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
     c.template("both", &devices(vec![request], vec![])).await?;
     deploy(&c, "server", "both", c.node(1)).await?;
-    let mut nics: Vec<_> = deployed(&c, "server").await?.nics().await?.into_iter().map(|n| (n.addresses().join(","), n.ifname)).collect();
+    let mut nics: Vec<_> =
+        deployed(&c, "server").await?.nics().await?.into_iter().map(|n| (n.addresses().join(","), n.ifname)).collect();
     nics.sort();
     let want = [("169.254.171.1/32", "dummy1"), ("169.254.171.2/32", "dummy2")].map(|(a, n)| (a.to_owned(), n.to_owned()));
     ensure!(nics == want, "{nics:?}");
@@ -268,7 +270,8 @@ pub(super) async fn ipv6_route(c: Context) -> Result<()> {
 
 /// Client 1 on nic1's rail, client 2 on nic2's, and a router pod with a NIC on both.
 pub(super) async fn policy_routing(c: Context) -> Result<()> {
-    let on = |net: u8, host: u8| json!({"interface": {"name": format!("eth{net}"), "addresses": [format!("10.79.{net}.{host}/24")]}});
+    let on =
+        |net: u8, host: u8| json!({"interface": {"name": format!("eth{net}"), "addresses": [format!("10.79.{net}.{host}/24")]}});
     let requests = vec![request_link("one", "nic1"), request_link("two", "nic2")];
     c.claim("router", &devices(requests, vec![config(&["one"], on(1, 1)), config(&["two"], on(2, 1))])).await?;
     c.pod(&pod("router", Some(c.node(0)), &[From::Claim("router")])).await?;
