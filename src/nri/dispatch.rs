@@ -274,7 +274,12 @@ impl<H: SandboxHandler> Dispatcher<H> {
     }
 
     async fn hook(&self, hook: Hook, payload: &[u8], pod: u32, budget: Budget) -> Answer {
-        if !self.handler.is_ours(wire::pod_uid(payload, pod).map_err(invalid)?) {
+        let uid = wire::pod_uid(payload, pod).map_err(invalid)?;
+        if hook == Hook::CreateContainer && !self.handler.marks().is_empty() {
+            let marked = wire::variables(payload, self.handler.marks()).map_err(invalid)?;
+            self.handler.admit(uid, &marked).map_err(|error| get_status(Code::FAILED_PRECONDITION, error))?;
+        }
+        if !self.handler.is_ours(uid) {
             return Ok(Vec::new());
         }
         let call = Call::decode(hook, payload, pod).map_err(invalid)?;
