@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{OnOverrun, Shared};
-use crate::attach::AttachTimes;
-use crate::names::{PodUid, SandboxId};
+use crate::attach::{AttachError, AttachTimes};
+use crate::names::{ClaimUid, PodUid, SandboxId};
 use crate::nri::{Container, HookError, Sandbox, SandboxHandler};
 
 /// Longest an attach may go on behind the gate.
@@ -46,6 +46,17 @@ impl Hooks {
         HookError(text.chars().take(ERROR_MAX).collect())
     }
 
+    /// A pod without a network namespace of its own can't have a NIC: that is said where a user looks.
+    fn host_network(&self, known: &Known) -> HookError {
+        let (shared, pod) = (self.shared.clone(), known.pod.clone());
+        self.shared.background.spawn_blocking(move || {
+            let error = AttachError::HostNetwork;
+            shared.engine.attach_failed(&pod, &error.to_string());
+            shared.reports.attach_failed(&shared.engine, &pod, &error);
+        });
+        self.refuse(&known.text, AttachError::HostNetwork)
+    }
+
     fn known(&self, sandbox: &Sandbox) -> Result<Known, HookError> {
         let text = format!("pod {}/{}", sandbox.namespace, sandbox.name);
         let pod = PodUid::new(sandbox.uid.as_str()).map_err(|e| self.refuse(&text, e))?;
@@ -54,10 +65,9 @@ impl Hooks {
     }
 
     /// Attaches inside the deadline, or fails, or (deferred) goes on behind the gate.
-    async fn attach(&self, known: &Known, deadline: Instant) -> Result<(), HookError> {
-        let Some(path) = known.netns.clone() else {
-            return Err(self.refuse(&known.text, crate::attach::AttachError::HostNetwork));
-        };
+    /// `late` when the sandbox was made before.
+    async fn attach(&self, known: &Known, deadline: Instant, late: bool) -> Result<(), HookError> {
+        let Some(path) = known.netns.clone() else { return Err(self.host_network(known)) };
         let limit = match self.shared.config.on_overrun {
             OnOverrun::Fail => deadline,
             OnOverrun::Defer => Instant::now() + DEFER_LIMIT,
@@ -72,8 +82,16 @@ impl Hooks {
             }
             match &result {
                 Ok(times) if times.moves.is_empty() => {}
-                Ok(times) => log_attached(&pod, &sandbox, times),
-                Err(error) => tracing::warn!(%pod, %sandbox, %error, "not attached"),
+                Ok(times) => {
+                    log_attached(&pod, &sandbox, times);
+                    if late {
+                        shared.attached_late(&pod, &sandbox, times.moves.len());
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%pod, %sandbox, %error, "not attached");
+                    shared.reports.attach_failed(&shared.engine, &pod, error);
+                }
             }
             result
         });
@@ -111,14 +129,46 @@ fn log_attached(pod: &PodUid, sandbox: &SandboxId, times: &AttachTimes) {
     );
 }
 
+impl Shared {
+    fn attached_late(&self, pod: &PodUid, sandbox: &SandboxId, devices: usize) {
+        tracing::warn!(%pod, %sandbox, devices, "attached late: its sandbox was missed");
+        self.reports.attached_late(&self.engine, pod, devices);
+    }
+}
+
 impl SandboxHandler for Hooks {
     fn is_ours(&self, pod_uid: &str) -> bool {
         self.shared.engine.has_pod(pod_uid)
     }
 
+    fn marks(&self) -> &str {
+        super::cdi::VARIABLE
+    }
+
+    /// A container brings each of its claims (see [`super::cdi`]): they must be this pod's.
+    fn admit(&self, pod_uid: &str, marked: &[&str]) -> Result<(), HookError> {
+        for variable in marked {
+            let (uid, name) = variable.strip_prefix(super::cdi::VARIABLE).and_then(|v| v.split_once('=')).unwrap_or_default();
+            let record = ClaimUid::new(uid).ok().and_then(|uid| self.shared.engine.ledger().get(&uid));
+            match record {
+                Some(record) if record.pod.uid.as_str() == pod_uid => {}
+                Some(record) => {
+                    let why = format!(
+                        "its NICs are in pod {}/{}; a NIC can be in one pod only: use a ResourceClaimTemplate, so that each pod \
+                         gets a claim of its own",
+                        record.claim.namespace, record.pod.name
+                    );
+                    return Err(self.refuse(&format!("claim {name}"), why));
+                }
+                None => return Err(self.refuse(&format!("claim {name}"), "it is not prepared on this node (any more)")),
+            }
+        }
+        Ok(())
+    }
+
     async fn run_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> Result<(), HookError> {
         let known = self.known(&sandbox)?;
-        self.attach(&known, deadline).await
+        self.attach(&known, deadline, false).await
     }
 
     async fn create_container(&self, sandbox: Sandbox, container: Container, deadline: Instant) -> Result<(), HookError> {
@@ -126,7 +176,7 @@ impl SandboxHandler for Hooks {
         // Where everything is in place, this only looks. Else the sandbox was missed, its attach failed, or it still runs: attach now,
         // or wait for it.
         let text = format!("{}, container {}", known.text, container.name);
-        self.attach(&known, deadline).await?;
+        self.attach(&known, deadline, true).await?;
         self.shared.engine.check_attached(&known.pod, &known.sandbox).map_err(|missing| {
             self.refuse(&text, format!("it may not start before its NICs are there: {missing}; the kubelet will try again"))
         })
@@ -169,10 +219,11 @@ impl SandboxHandler for Hooks {
                 match shared.engine.attach(&pod, &sandbox, &path, Instant::now() + DEFER_LIMIT) {
                     // The gate of a container was quicker.
                     Ok(times) if times.moves.is_empty() => {}
-                    Ok(times) => {
-                        tracing::warn!(%pod, %sandbox, devices = times.moves.len(), "attached late: its sandbox was missed")
+                    Ok(times) => shared.attached_late(&pod, &sandbox, times.moves.len()),
+                    Err(error) => {
+                        tracing::error!(%pod, %sandbox, %error, "a sandbox that was missed could not be attached");
+                        shared.reports.attach_failed(&shared.engine, &pod, &error);
                     }
-                    Err(error) => tracing::error!(%pod, %sandbox, %error, "a sandbox that was missed could not be attached"),
                 }
             }
         });

@@ -4,8 +4,9 @@ mod attach;
 mod configure;
 mod home;
 mod jobs;
-mod locate;
+pub(crate) mod locate;
 mod note;
+mod observe;
 mod pods;
 mod prepare;
 mod recover;
@@ -24,6 +25,7 @@ use crate::netlink::NetlinkError;
 use crate::netns::{Netns, NetnsError};
 
 pub use attach::{AttachError, AttachTimes};
+pub use observe::{Look, Observation, Observed, Observer, Seen};
 pub use pods::PodGuard;
 pub use prepare::{PrepareError, PrepareReason};
 pub use recover::{Listed, Reconciled};
@@ -56,6 +58,7 @@ pub struct Engine {
     pods: pods::Pods,
     /// Namespaces held open from attach to release, so that an orderly return is possible after the runtime unlinked the path.
     pins: Mutex<HashMap<SandboxId, Arc<Netns>>>,
+    observer: observe::ObserverBox,
 }
 
 /// A [`DeviceSource`] that can be printed.
@@ -86,6 +89,7 @@ impl Engine {
             reserved: Mutex::new(reserved),
             pods: pods::Pods::default(),
             pins: Mutex::default(),
+            observer: observe::ObserverBox::default(),
         }
     }
 
@@ -125,6 +129,18 @@ impl Engine {
         if !attachments.any(|attachment| attachment.sandbox == *sandbox) {
             self.pins().remove(sandbox);
         }
+    }
+
+    /// Boot id of the machine: records with another one are void.
+    #[must_use]
+    pub fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
+    /// The sandbox's namespace, while it is held open.
+    #[must_use]
+    pub fn netns_of(&self, sandbox: &SandboxId) -> Option<Arc<Netns>> {
+        self.pins().get(sandbox).cloned()
     }
 
     fn reserved(&self) -> MutexGuard<'_, HashMap<DeviceName, ClaimUid>> {

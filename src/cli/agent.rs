@@ -100,6 +100,10 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_RESCAN", default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub rescan: u64,
 
+    /// Where /proc/sys/net can be written: in a container a mount of the host's, as its own is read-only.
+    #[arg(long, env = "DRANIC_SYSCTL_DIR", default_value = crate::netdev::sysctl::ROOT, value_name = "DIR")]
+    pub sysctl_dir: PathBuf,
+
     /// Root of sysfs.
     #[arg(long, env = "DRANIC_SYSFS", default_value = "/sys", value_name = "DIR", hide = true)]
     pub sysfs: PathBuf,
@@ -134,6 +138,7 @@ impl AgentArgs {
             ("--nri-socket", &self.nri_socket),
             ("--state-dir", &self.state_dir),
             ("--cdi-dir", &self.cdi_dir),
+            ("--sysctl-dir", &self.sysctl_dir),
             ("--status-socket", &self.status_socket),
         ] {
             absolute(path).map_err(|why| Failure::usage(flag, why))?;
@@ -165,6 +170,7 @@ impl AgentArgs {
             on_overrun: self.on_overrun,
             offer: ScanOptions { offer_veth: self.offer_veth, need_default_route: self.need_default_route },
             rescan: Duration::from_secs(self.rescan),
+            sysctl_dir: self.sysctl_dir,
             sysfs: self.sysfs,
         };
         grpc::check(&config.kubelet_sockets()).map_err(|why| Failure::usage("--kubelet-root", why))?;
@@ -257,6 +263,7 @@ mod tests {
             ("--nri-socket", "nri.sock"),
             ("--state-dir", "x"),
             ("--cdi-dir", "x"),
+            ("--sysctl-dir", "x"),
             ("--status-socket", &format!("/{}", "x".repeat(200))),
             ("--kubeconfig", "/does/not/exist"),
             ("--http-address", "nonsense"),

@@ -7,9 +7,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-/// Where they are.
-const ROOT: &str = "/proc/sys/net";
+use nix::sys::statvfs::{FsFlags, statvfs};
+
+/// Where they are, unless [`use_root`] says otherwise.
+pub const ROOT: &str = "/proc/sys/net";
+/// What [`use_root`] said.
+static OTHER_ROOT: OnceLock<PathBuf> = OnceLock::new();
 /// The folders with one folder for each link.
 const FOLDERS: [&str; 4] = ["ipv4/conf", "ipv4/neigh", "ipv6/conf", "ipv6/neigh"];
 /// Follows the link's MTU by itself.
@@ -21,6 +26,25 @@ const HOST_WIDE: [&str; 3] = ["ipv4/conf/forwarding", "ipv6/conf/forwarding", "i
 /// Longest value that is read, bytes. The kernel's are below 100.
 const MAX_VALUE: u64 = 4096;
 
+/// Takes the sysctls of this process from `dir`, a bind mount of [`ROOT`]: in a container [`ROOT`] itself is read-only. Such a
+/// mount shows the namespace of the calling thread, too. Only the first call counts.
+///
+/// # Errors
+/// When `dir` is not there or is mounted read-only.
+pub fn use_root(dir: &Path) -> io::Result<()> {
+    if statvfs(dir)?.flags().contains(FsFlags::ST_RDONLY) {
+        return Err(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "it is mounted read-only"));
+    }
+    if dir != Path::new(ROOT) {
+        OTHER_ROOT.get_or_init(|| dir.to_owned());
+    }
+    Ok(())
+}
+
+fn root() -> &'static Path {
+    OTHER_ROOT.get().map_or(Path::new(ROOT), PathBuf::as_path)
+}
+
 /// Reads every per-link sysctl of `link`. Keys are `ipv4/conf/arp_ignore`, `ipv6/neigh/gc_stale_time`, …: the path below
 /// `net/` with the link's name left out. Those that can't be read or written are left out, and
 /// host-wide switches in which the link agrees with the host.
@@ -29,10 +53,10 @@ const MAX_VALUE: u64 = 4096;
 /// When `/proc/sys/net` is not there, or `link` can't be a link's name. A family that is off (no IPv6) is no error.
 pub fn read_all(link: &str) -> io::Result<BTreeMap<String, String>> {
     let mut found = BTreeMap::new();
-    fs::metadata(ROOT)?;
+    fs::metadata(root())?;
     check_name(link)?;
     for folder in FOLDERS {
-        let entries = match fs::read_dir(Path::new(ROOT).join(folder).join(link)) {
+        let entries = match fs::read_dir(root().join(folder).join(link)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             entries => entries?,
         };
@@ -130,7 +154,7 @@ fn path(link: &str, key: &str) -> io::Result<PathBuf> {
     if !FOLDERS.contains(&folder) || matches!(file, "" | "." | "..") {
         return Err(invalid(key));
     }
-    Ok(Path::new(ROOT).join(folder).join(link).join(file))
+    Ok(root().join(folder).join(link).join(file))
 }
 
 /// A link's name is one path component; dots inside are fine.

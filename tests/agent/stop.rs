@@ -149,16 +149,47 @@ async fn a_running_prepare_ends_and_a_new_one_is_unavailable() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sigint_stops_it_likewise_and_a_second_agent_of_the_node_is_refused() {
+async fn sigint_stops_it_likewise_and_a_second_agent_of_the_node_waits() {
     let Some((mut cluster, _)) = node::start(1).await else { return };
     let first = cluster.agent.take().unwrap();
     cluster.start_agent().unwrap();
-    until(LIMIT, "the second agent ends", || cluster.agent.as_mut().unwrap().has_ended()).await;
-    node::assert_says(&cluster.log(), &["in use by another dranic agent", "--state-dir"]);
+    until(LIMIT, "the second agent waits", || cluster.log().contains("another agent has the state directory")).await;
+    assert!(!cluster.agent.as_mut().unwrap().has_ended());
     assert_eq!(node::sockets(&cluster).len(), 3, "the first one's sockets stay");
     assert!(cluster.status().is_ok());
     cluster.agent = Some(first);
     cluster.agent.as_ref().unwrap().signal(Signal::SIGINT).unwrap();
     until(LIMIT, "the agent ends", || cluster.agent.as_mut().unwrap().has_ended()).await;
     assert_eq!(node::sockets(&cluster), Vec::<std::path::PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_agent_waits_for_the_last_one_and_goes_on_in_its_place() {
+    let Some((mut cluster, before)) = node::start(2).await else { return };
+    let pod = cluster.pod("a").unwrap();
+    let claims = [cluster.claim("c1", &pod, &names(0..2), &[]).unwrap()];
+    cluster.prepare(&claims).await.unwrap();
+    let published = node::published(&cluster);
+    let first = cluster.agent.take().unwrap();
+    for stopped_meanwhile in [true, false] {
+        let said = cluster.log().matches("another agent has the state directory").count();
+        cluster.start_agent().unwrap();
+        let waits = || cluster.log().matches("another agent has the state directory").count() > said;
+        until(LIMIT, "the new agent waits", waits).await;
+        assert_eq!(node::sockets(&cluster).len(), 3, "the first one's");
+        if stopped_meanwhile {
+            let new = cluster.agent.take().unwrap();
+            let (status, took) = tokio::task::spawn_blocking(move || new.terminate()).await.unwrap().unwrap();
+            assert!(status.success() && took < Duration::from_secs(2), "{status} {took:?}");
+            assert_eq!(node::sockets(&cluster).len(), 3, "it has removed none of them");
+        }
+    }
+    let (status, _) = tokio::task::spawn_blocking(move || first.terminate()).await.unwrap().unwrap();
+    assert!(status.success(), "{status}");
+    cluster.wait_ready(LIMIT).await.unwrap();
+    assert_eq!(node::published(&cluster), published, "the slices stay");
+    node::run(&cluster, &pod).await;
+    node::assert_phase(&cluster, 2, Phase::Attached);
+    node::end(&cluster, &pod, &claims).await;
+    node::assert_as_before(&cluster, &before);
 }

@@ -10,6 +10,7 @@ use dranic::ledger::Phase;
 use dranic_testbed::apiserver::ApiServerDouble;
 use dranic_testbed::cluster::{Cluster, NODE};
 use dranic_testbed::fabric::NodeCommand;
+use dranic_testbed::runtime::RuntimeOptions;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 
@@ -139,7 +140,10 @@ async fn a_state_directory_that_becomes_read_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_state_directory_that_becomes_read_only_during_an_attach() {
-    let Some((cluster, before)) = node::start(16).await else { return };
+    let Some(mut options) = node::options(16) else { return };
+    // It is not about time, on however busy a machine.
+    options.runtime = |socket| RuntimeOptions { request_timeout: LIMIT, ..RuntimeOptions::new(socket) };
+    let (cluster, before) = node::start_with(options).await;
     let (state, pod) = (cluster.path("state"), cluster.pod("a").unwrap());
     let claims = [cluster.claim("c", &pod, &names(0..16), &[]).unwrap()];
     cluster.prepare(&claims).await.unwrap();

@@ -2,6 +2,7 @@
 //! [`Site`]. [`Cluster`] adds the double of the runtime, [`RealCluster`] a real containerd. Everything goes when it is dropped.
 
 mod agent;
+mod disturb;
 mod pod;
 mod real;
 

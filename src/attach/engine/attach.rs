@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::configure::{self, StepFailure};
 use super::jobs::{self, Job};
-use super::{Engine, KernelError, PodGuard, Released, locate, look_deadline};
+use super::{Engine, KernelError, Observed, PodGuard, Released, locate, look_deadline};
 use crate::crash;
 use crate::ledger::{ClaimRecord, DeviceRecord, Phase};
 use crate::names::{DeviceName, PodUid, SandboxId};
@@ -142,10 +142,14 @@ impl Engine {
             return Ok(AttachTimes::default());
         }
         let outcome = self.attach_locked(&guard, pod, sandbox, path, deadline);
-        if let Err(error) = &outcome {
-            self.note_error(pod, &error.to_string());
-            // A Stop may never come; nothing is in there any more that would need the namespace.
-            self.unpin_unused(pod, sandbox);
+        match &outcome {
+            Ok(times) if times.moves.is_empty() => {}
+            Ok(_) => self.observe_pod(pod, &Observed::Attached),
+            Err(error) => {
+                self.note_error(pod, &error.to_string());
+                // A Stop may never come; nothing is in there any more that would need the namespace.
+                self.unpin_unused(pod, sandbox);
+            }
         }
         outcome.map(|times| AttachTimes { total: start.elapsed(), ..times })
     }

@@ -31,7 +31,7 @@ fn has_known_address(record: &DeviceRecord, link: &Link) -> bool {
 }
 
 /// The device's link among `links`: the one with `index` if it is the device; else the only one that is.
-pub(super) fn find<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
+pub(crate) fn find<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
     let by_index = links.iter().find(|link| link.index == index).filter(|link| is_device(record, link));
     by_index.or_else(|| {
         // Another index: several links without hardware may look alike, and then none is better than a wrong one.

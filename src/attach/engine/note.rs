@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::attach::{AttachTimes, Target};
 use super::jobs::Job;
-use super::{Engine, KernelError, now_unix_ms, phase_word};
+use super::{Engine, KernelError, Observed, now_unix_ms, phase_word};
 use crate::crash;
 use crate::ledger::{Attachment, DeviceRecord, Durability, Phase, StepTime};
 use crate::names::{ClaimUid, PodUid, SandboxId};
@@ -92,5 +92,6 @@ impl Engine {
                 tracing::warn!(claim = %record.claim, %why, "the ledger does not know why the attach failed");
             }
         }
+        self.observe_pod(pod, &Observed::AttachFailed(error.to_owned()));
     }
 }

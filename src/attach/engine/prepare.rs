@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Engine, KernelError, LOCK_LIMIT, jobs, locate, look_deadline, micros_since, now_unix_ms};
+use super::{Engine, KernelError, LOCK_LIMIT, Observed, jobs, locate, look_deadline, micros_since, now_unix_ms};
 use crate::attach::plan::{self, PlanError};
 use crate::crash;
 use crate::dra::resolve::{ResolvedClaim, ResolvedDevice};
@@ -36,9 +36,9 @@ pub enum PrepareReason {
         /// Which device.
         device: DeviceName,
         /// Gone, or withheld and why.
-        why: &'static str,
+        why: String,
     },
-    /// The host needs it by now.
+    /// It is not offered by now: the host needs it, or it can't be moved.
     #[error("device {device} ({name}) is not lent: {why}; see: dranic devices")]
     Needed {
         /// Which device.
@@ -164,10 +164,12 @@ impl Engine {
         crash::point("prepare: planned");
         let record = self.ledger.put(record, Durability::Disk).map_err(|e| kernel("writing the ledger", KernelError::from(e)))?;
         crash::point("prepare: recorded");
-        self.take_down(&record).map_err(|(step, error)| {
+        let record = self.take_down(&record).map_err(|(step, error)| {
             self.put_back(&record);
             kernel(step, error)
-        })
+        })?;
+        self.observe(&record, Observed::Prepared);
+        Ok(record)
     }
 
     /// Reserves every device of the claim, or none.
@@ -195,16 +197,24 @@ impl Engine {
         if claim.devices.iter().any(|d| scan.device(&d.device).is_none_or(|known| known.link.is_none())) {
             scan = self.source.0.rescan();
         }
-        let find = |wanted: &'a ResolvedDevice| match scan.device(&wanted.device) {
-            Some(device) if device.link.is_some() => Ok((wanted, device.clone())),
-            Some(_) => Err("it has no link on the host at the moment; look for it with: dranic status"),
-            None => Err("unplugged, or withheld by now; see: dranic devices"),
+        let find = |wanted: &'a ResolvedDevice| {
+            let device = || wanted.device.clone();
+            match (scan.device(&wanted.device), scan.withheld(&wanted.device)) {
+                (Some(found), _) if found.link.is_some() => Ok((wanted, found.clone())),
+                (Some(_), _) => {
+                    let why = "it has no link on the host at the moment; look for it with: dranic status".to_owned();
+                    Err(PrepareReason::NoDevice { device: device(), why })
+                }
+                (None, Some(link)) => {
+                    Err(PrepareReason::Needed { device: device(), name: link.link.clone(), why: link.reason.clone() })
+                }
+                (None, None) => {
+                    let why = "was it unplugged? See: dranic devices".to_owned();
+                    Err(PrepareReason::NoDevice { device: device(), why })
+                }
+            }
         };
-        claim
-            .devices
-            .iter()
-            .map(|wanted| find(wanted).map_err(|why| PrepareReason::NoDevice { device: wanted.device.clone(), why }))
-            .collect()
+        claim.devices.iter().map(find).collect()
     }
 
     fn plan_devices(&self, pod: &PodRef, devices: &[(&ResolvedDevice, Device)]) -> Result<Vec<DeviceRecord>, PrepareReason> {
@@ -244,6 +254,7 @@ impl Engine {
                 request: wanted.request.clone(),
                 pool: wanted.pool.clone(),
                 device: wanted.device.clone(),
+                share_id: wanted.share_id.clone(),
                 hardware: device.hardware.clone(),
                 attributes: device.attributes.clone(),
                 host,
@@ -299,7 +310,7 @@ impl Engine {
     }
 
     /// Undoes a prepare that failed half way. Where that fails too, the record stays: unprepare, or the next prepare, has to know.
-    fn put_back(&self, record: &ClaimRecord) {
+    fn put_back(&self, record: &Arc<ClaimRecord>) {
         if let Err(error) = self.restore_devices(record) {
             tracing::warn!(claim = %record.claim, %error, "the record of a failed prepare stays");
         } else if let Err(error) = self.ledger.remove(&record.claim.uid) {
@@ -321,7 +332,7 @@ impl Engine {
 }
 
 fn went_away(device: &DeviceName) -> PrepareReason {
-    PrepareReason::NoDevice { device: device.clone(), why: "it went away just now; the kubelet will ask again" }
+    PrepareReason::NoDevice { device: device.clone(), why: "it went away just now; the kubelet will ask again".to_owned() }
 }
 
 fn kernel(step: impl Into<String>, source: KernelError) -> PrepareReason {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::home::rules_of;
 use super::jobs::Job;
-use super::{Engine, LOCK_LIMIT, locate, look_deadline, now_unix_ms};
+use super::{Engine, LOCK_LIMIT, Observed, locate, look_deadline, now_unix_ms};
 use crate::crash;
 use crate::ledger::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Durability, Phase};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
@@ -56,6 +56,7 @@ impl Engine {
             self.give_back(&record).map_err(|why| format!("claim {claim}: {why}; the kubelet will try again"))?;
         }
         self.forget(&record).map_err(|e| format!("claim {claim}: {e}"))?;
+        self.observe(&record, Observed::Forgotten);
         crash::point("unprepare: removed");
         for attachment in record.devices.iter().filter_map(|d| d.attachment.as_ref()) {
             self.unpin_unused(&record.pod.uid, &attachment.sandbox);
@@ -116,6 +117,9 @@ impl Engine {
                 rest.into_iter().partition(|d| d.attachment.as_ref().is_some_and(|a| a.netns == attachment.netns));
             rest = elsewhere;
             outcomes.extend(self.release_from(claim, &attachment, &here));
+        }
+        if !outcomes.is_empty() {
+            self.observe_claim(claim, &Observed::Released(outcomes.clone()));
         }
         outcomes
     }

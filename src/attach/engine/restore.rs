@@ -1,11 +1,13 @@
 //! Putting devices that are on the host back to what they were.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Engine, KernelError, locate, look_deadline, micros_since};
+use super::{Engine, KernelError, Observed, locate, look_deadline, micros_since};
 use crate::crash;
 use crate::inventory::HardwareId;
 use crate::ledger::{ClaimRecord, DeviceRecord};
+use crate::names::DeviceName;
 use crate::netdev::{Link, host_state, link};
 use crate::netlink::RouteSocket;
 
@@ -20,19 +22,30 @@ impl Engine {
     ///
     /// # Errors
     /// When the host could not be looked at, or did not answer in time: then the record must stay.
-    pub(super) fn restore_devices(&self, record: &ClaimRecord) -> Result<(), String> {
-        let restored = self.host.run(|| restore_here(record)).map_err(KernelError::from);
-        restored.and_then(|result| result).map_err(|error| format!("the host state could not be restored: {error}"))
+    pub(super) fn restore_devices(&self, record: &Arc<ClaimRecord>) -> Result<(), String> {
+        let restored = self.host.run(|| restore_here(record)).map_err(KernelError::from).and_then(|result| result);
+        let failed = restored.map_err(|error| format!("the host state could not be restored: {error}"))?;
+        for (device, failed) in failed {
+            self.observe(record, Observed::Restored(device, failed));
+        }
+        Ok(())
     }
 }
 
+/// What the kernel refused to put back of a device, and why.
+type Failed = (DeviceName, Vec<(String, String)>);
+
 /// On a thread in the host's namespace.
-fn restore_here(record: &ClaimRecord) -> Result<(), KernelError> {
+fn restore_here(record: &ClaimRecord) -> Result<Vec<Failed>, KernelError> {
     let mut socket = RouteSocket::open()?;
+    let mut failed = Vec::new();
     let mut late = None;
     for device in &record.devices {
         let Some(found) = find(&mut socket, device)? else {
             tracing::warn!(claim = %record.claim, device = %device.device, "not on the host, nothing to restore");
+            if !matches!(device.hardware, HardwareId::Virtual { .. }) {
+                failed.push((device.device.clone(), vec![("link".to_owned(), "not on the host; was it unplugged?".to_owned())]));
+            }
             continue;
         };
         let (start, deadline) = (Instant::now(), look_deadline());
@@ -52,8 +65,11 @@ fn restore_here(record: &ClaimRecord) -> Result<(), KernelError> {
         if !report.failed.is_empty() && Instant::now() >= deadline {
             late = Some(KernelError::Late(device.device.to_string()));
         }
+        if !report.failed.is_empty() {
+            failed.push((device.device.clone(), report.failed));
+        }
     }
-    late.map_or(Ok(()), Err)
+    late.map_or(Ok(failed), Err)
 }
 
 fn find(socket: &mut RouteSocket, device: &DeviceRecord) -> Result<Option<Link>, KernelError> {
