@@ -5,7 +5,7 @@ use std::path::Path;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let out = std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?;
-    for name in ["pluginregistration", "dra_v1", "dra_v1beta1", "nri"] {
+    for name in ["pluginregistration", "dra_v1", "dra_v1beta1", "dra_health_v1", "dra_health_v1alpha1", "nri"] {
         let descriptors = protox::compile([format!("proto/{name}.proto")], ["proto"])?;
         // One folder a file: packages of different protocols may share a name.
         let dir = Path::new(&out).join(name);

@@ -1,10 +1,14 @@
 //! Starts the legs in order, stops them in order; nothing else.
 
+mod board;
 mod cdi;
 mod claims;
+mod health;
 mod hooks;
 mod http;
+mod reports;
 mod sockets;
+mod standby;
 pub mod status;
 
 use std::net::SocketAddr;
@@ -15,6 +19,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::ValueEnum;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -25,13 +30,15 @@ use crate::dra::{api, grpc, publisher};
 use crate::inventory::sysfs::Sysfs;
 use crate::inventory::watch::{Inventory, InventoryConfig};
 use crate::inventory::{Scan, ScanOptions};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, LedgerError, Quarantined};
 use crate::netdev::sysctl;
 use crate::netns::Netns;
 use crate::nri::session::{self, Margin, SessionConfig};
 use crate::telemetry::Metrics;
 
 pub use hooks::NriState;
+
+use board::{Board, Role};
 
 /// What to do when an attach outlasts the runtime's budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -81,8 +88,20 @@ pub struct AgentConfig {
     pub sysfs: PathBuf,
 }
 
+impl AgentConfig {
+    /// What the kubelet's leg has to know.
+    #[must_use]
+    pub fn kubelet_sockets(&self) -> grpc::SocketConfig {
+        grpc::SocketConfig {
+            kubelet_root: self.kubelet_root.clone(),
+            driver: self.driver_name.clone(),
+            instance: self.instance.clone(),
+        }
+    }
+}
+
 /// How long running calls and attaches may take after SIGTERM. With what follows it stays under 10 s.
-const STOP_LIMIT: Duration = Duration::from_millis(8500);
+const STOP_LIMIT: Duration = Duration::from_millis(7500);
 
 /// What the legs share.
 pub(crate) struct Shared {
@@ -93,6 +112,9 @@ pub(crate) struct Shared {
     pub(crate) nri: watch::Sender<NriState>,
     pub(crate) registration: watch::Sender<grpc::Registration>,
     pub(crate) published: watch::Sender<PublishStatus>,
+    /// The four before it, and what this agent is to another one.
+    pub(crate) board: Board,
+    pub(crate) reports: Arc<reports::Reports>,
     /// Work that outlives the call that began it.
     pub(crate) background: TaskTracker,
 }
@@ -121,40 +143,105 @@ pub fn run_blocking(config: AgentConfig) -> anyhow::Result<()> {
 pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let stop = CancellationToken::new();
-    let shared = Arc::new(start(config, &stop).await?);
-    let config = &shared.config;
-
-    let http = http::serve(shared.clone(), stop.clone()).await?;
-    let status = sockets::serve_status(shared.clone(), stop.clone())?;
     let client = api::client(config.kubeconfig.as_deref()).await?;
+    sysctl::use_root(&config.sysctl_dir).with_context(|| {
+        let dir = config.sysctl_dir.display();
+        format!("--sysctl-dir {dir} can't be used (in a container, mount the host's /proc/sys/net somewhere and name that)")
+    })?;
+    let board = Board::new();
+    let mut http = JoinSet::new();
+    let Some(opened) = open(&config, &board, &mut signals, &mut http, &stop).await? else { return Ok(()) };
+    let (reports, waiting) = reports::Reports::new();
+    let shared = Arc::new(start(config, opened, board, reports, &stop).await?);
+    let status = sockets::serve_status(shared.clone(), stop.clone()).await?;
+    let reporting = reports::Reporting::start(&client, &shared, waiting);
+    let result = serve(&shared, client, &mut signals, &mut http, &stop).await;
+    reporting.stop().await;
+    stop.cancel();
+    // They remove what they bound; also when the other legs could not start.
+    let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(http.join_all(), status) }).await;
+    if result.is_ok() {
+        tracing::info!("stopped");
+    }
+    result
+}
+
+/// The ledger, as soon as no other agent has it, and HTTP, which answers meanwhile. None when we were told to stop before.
+async fn open(
+    config: &AgentConfig,
+    board: &Board,
+    signals: &mut Signals,
+    http: &mut JoinSet<anyhow::Result<()>>,
+    stop: &CancellationToken,
+) -> anyhow::Result<Option<(Ledger, Vec<Quarantined>)>> {
+    let address = config.http_address;
+    let opened = match Ledger::open(&config.state_dir) {
+        Err(LedgerError::InUse(_)) => None,
+        opened => Some(opened?),
+    };
+    if opened.is_some() {
+        if let Some(listener) = http::bind(address, board, stop).await? {
+            http.spawn(http::serve(listener, board.clone(), stop.clone()));
+        }
+        return Ok(opened);
+    }
+    board.set_role(Role::Standby);
+    let (for_http, stop) = (board.clone(), stop.clone());
+    http.spawn(async move {
+        match http::bind(address, &for_http, &stop).await? {
+            Some(listener) => http::serve(listener, for_http, stop).await,
+            None => Ok(()),
+        }
+    });
+    standby::wait(config, board, signals).await
+}
+
+/// The legs, from their start to their end in order.
+async fn serve(
+    shared: &Arc<Shared>,
+    client: kube::Client,
+    signals: &mut Signals,
+    http: &mut JoinSet<anyhow::Result<()>>,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
+    let config = &shared.config;
     let grpc_stop = CancellationToken::new();
-    let serving = grpc::serve(
-        grpc::SocketConfig {
-            kubelet_root: config.kubelet_root.clone(),
-            driver: config.driver_name.clone(),
-            instance: config.instance.clone(),
-        },
-        Arc::new(claims::Claims::new(shared.clone(), client.clone())),
-        grpc_stop.clone(),
-    )
-    .await?;
+    let claims = Arc::new(claims::Claims::new(shared.clone(), client.clone()));
+    let health = health::start(shared.clone(), Netns::current()?, stop.clone());
+    let bind = || grpc::serve(config.kubelet_sockets(), claims.clone(), health.clone(), grpc_stop.clone());
+    let is_taken = |error: &grpc::ServeError| matches!(error, grpc::ServeError::InTheWay { .. });
+    let serving = standby::bind(&shared.board, stop, bind, is_taken)
+        .await
+        .with_context(|| format!("no sockets for the kubelet in --kubelet-root {}", config.kubelet_root.display()))?;
+    let Some(serving) = serving else { return Ok(()) };
     let registration = tokio::spawn(forward(serving.registered.clone(), shared.clone()));
-    let publisher = tokio::spawn(publish(client, shared.clone(), stop.clone()));
     let nri_stop = CancellationToken::new();
-    let nri = start_nri(shared.clone(), nri_stop.clone())?;
+    let nri = match start_nri(shared.clone(), nri_stop.clone()) {
+        Ok(nri) => nri,
+        Err(error) => {
+            grpc_stop.cancel();
+            serving.stopped().await;
+            return Err(error);
+        }
+    };
+    let publisher = tokio::spawn(publish(client, shared.clone(), stop.clone()));
     tracing::info!(node = %config.node_name, driver = %config.driver_name, "the agent runs");
 
     let mut serving = tokio::spawn(serving.stopped());
     let broken = tokio::select! {
         signal = signals.wait() => {
             tracing::info!(signal, "stopping: no new prepares");
-            false
+            None
         }
-        _ = &mut serving => true,
+        _ = &mut serving => Some(anyhow::anyhow!("the sockets for the kubelet broke (see the log)")),
+        Some(ended) = http.join_next() => Some(match ended {
+            Ok(Err(error)) => error,
+            other => anyhow::anyhow!("the HTTP server ended: {other:?}"),
+        }),
     };
     let in_order = async {
         grpc_stop.cancel();
-        if !broken {
+        if !serving.is_finished() {
             let _ = serving.await;
         }
         registration.abort();
@@ -167,19 +254,18 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
         tracing::warn!("an attach or a call still runs; the next start goes on from the ledger");
     }
     stop.cancel();
-    let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(publisher, http, status) }).await;
-    anyhow::ensure!(!broken, "the sockets for the kubelet broke (see the log)");
-    tracing::info!("stopped");
-    Ok(())
+    let _ = tokio::time::timeout(Duration::from_millis(200), publisher).await;
+    broken.map_or(Ok(()), Err)
 }
 
-async fn start(config: AgentConfig, stop: &CancellationToken) -> anyhow::Result<Shared> {
-    sysctl::use_root(&config.sysctl_dir).with_context(|| {
-        let dir = config.sysctl_dir.display();
-        format!("--sysctl-dir {dir} can't be used (in a container, mount the host's /proc/sys/net somewhere and name that)")
-    })?;
+async fn start(
+    config: AgentConfig,
+    (ledger, bad): (Ledger, Vec<Quarantined>),
+    board: Board,
+    reports: Arc<reports::Reports>,
+    stop: &CancellationToken,
+) -> anyhow::Result<Shared> {
     let boot_id = read_boot_id().context("can't read the boot id")?;
-    let (ledger, bad) = Ledger::open(&config.state_dir)?;
     for file in bad {
         tracing::error!(path = %file.path.display(), reason = %file.reason, "a record can't be read and does not count");
     }
@@ -193,26 +279,30 @@ async fn start(config: AgentConfig, stop: &CancellationToken) -> anyhow::Result<
             rescan: config.rescan,
         },
         {
-            let ledger = ledger.clone();
-            Arc::new(move || lent(&ledger))
+            let (ledger, boot_id) = (ledger.clone(), boot_id.clone());
+            Arc::new(move || lent(&ledger, &boot_id))
         },
         stop.clone(),
     )
     .await?;
     let inventory = Arc::new(inventory);
     let source = Arc::new(Source { inventory: inventory.clone(), runtime: tokio::runtime::Handle::current() });
-    let engine = Arc::new(Engine::new(ledger, host, boot_id, source));
+    let observer = reports.clone();
+    let engine = Engine::new(ledger, host, boot_id, source).with_observer(Arc::new(move |o| observer.observe(&o)));
+    let engine = Arc::new(engine);
     {
         let engine = engine.clone();
         tokio::task::spawn_blocking(move || engine.recover()).await.context("recovery failed")?;
     }
     Ok(Shared {
-        metrics: Arc::new(Metrics::new()),
+        metrics: board.metrics.clone(),
         engine,
         inventory,
-        nri: watch::Sender::new(NriState::default()),
-        registration: watch::Sender::new(grpc::Registration::Waiting),
-        published: watch::Sender::new(PublishStatus::default()),
+        nri: board.nri.clone(),
+        registration: board.registration.clone(),
+        published: board.published.clone(),
+        board,
+        reports,
         background: TaskTracker::new(),
         config,
     })

@@ -7,5 +7,5 @@
 pub mod engine;
 pub mod plan;
 
-pub use engine::{AttachError, Engine, PrepareError, PrepareReason, Released};
+pub use engine::{AttachError, AttachTimes, Engine, PrepareError, PrepareReason, Released};
 pub use plan::{Plan, PlanError, Step};

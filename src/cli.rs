@@ -38,10 +38,13 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the node agent.
+    #[command(after_help = agent::AFTER_HELP)]
     Agent(Box<AgentArgs>),
     /// List the devices this node would publish, and the links it keeps back; needs no cluster.
+    #[command(after_help = devices::AFTER_HELP)]
     Devices(devices::DevicesArgs),
     /// Ask the running agent for claims, attachments, phases and step times.
+    #[command(after_help = status::AFTER_HELP)]
     Status(status::StatusArgs),
     /// Print a shell completion script.
     Completion {
@@ -63,7 +66,15 @@ impl Failure {
     /// A failure while running.
     #[must_use]
     pub fn failed(error: &anyhow::Error) -> Self {
-        Self { code: EXIT_FAILURE, message: format!("{error:#}") }
+        // Some errors say their cause themselves.
+        let mut message = String::new();
+        for cause in error.chain().map(ToString::to_string).filter(|text| !text.is_empty()) {
+            if !message.contains(&cause) {
+                message.push_str(if message.is_empty() { "" } else { ": " });
+                message.push_str(&cause);
+            }
+        }
+        Self { code: EXIT_FAILURE, message }
     }
 
     /// A flag or variable with a bad value.

@@ -1,10 +1,13 @@
-//! The kubelet's and the API server's side: registration, gRPC service, claims, ResourceSlices.
+//! The kubelet's and the API server's side: registration, gRPC service, claims and their status, events, ResourceSlices.
 
 pub mod api;
 pub mod authority;
+pub mod events;
 pub mod grpc;
+pub mod health;
 pub mod publisher;
 pub mod resolve;
+pub mod status;
 
 use std::future::Future;
 
@@ -27,6 +30,16 @@ pub mod proto {
     #[allow(missing_docs, unreachable_pub, clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
     pub mod v1beta1 {
         include!(concat!(env!("OUT_DIR"), "/dra_v1beta1/k8s.io.kubelet.pkg.apis.dra.v1beta1.rs"));
+    }
+    /// Health of devices, v1.
+    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
+    pub mod health_v1 {
+        include!(concat!(env!("OUT_DIR"), "/dra_health_v1/v1.rs"));
+    }
+    /// Health of devices, v1alpha1.
+    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
+    pub mod health_v1alpha1 {
+        include!(concat!(env!("OUT_DIR"), "/dra_health_v1alpha1/v1alpha1.rs"));
     }
 }
 

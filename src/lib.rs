@@ -8,6 +8,7 @@ pub mod agent;
 pub mod attach;
 pub mod cli;
 pub mod config;
+mod crash;
 pub mod dra;
 pub mod inventory;
 pub mod ledger;

@@ -26,7 +26,7 @@ pub enum NetnsError {
     /// The path can't be opened.
     #[error("network namespace {path}: {source}")]
     Open {
-        /// The path as given.
+        /// The path as given, shortened to 256 characters.
         path: String,
         /// The system's error.
         source: std::io::Error,
@@ -34,7 +34,7 @@ pub enum NetnsError {
     /// The path is a file, but not of a network namespace.
     #[error("{path} is not a network namespace")]
     NotNetns {
-        /// The path as given.
+        /// The path as given, shortened to 256 characters.
         path: String,
     },
     /// `setns(2)` refused.
@@ -55,6 +55,11 @@ pub enum NetnsError {
     },
 }
 
+/// A path for people; a runtime may give one of any length.
+fn shown(path: &Path) -> String {
+    path.to_string_lossy().chars().take(256).collect()
+}
+
 /// An open network namespace. Holding it keeps the namespace, and the links in it, alive.
 #[derive(Debug)]
 pub struct Netns {
@@ -68,11 +73,11 @@ impl Netns {
     /// # Errors
     /// When the path can't be opened or is not a network namespace.
     pub fn open(path: &Path) -> Result<Self, NetnsError> {
-        let open_error = |source| NetnsError::Open { path: path.display().to_string(), source };
+        let open_error = |source| NetnsError::Open { path: shown(path), source };
         // O_NONBLOCK: whoever hands us the path of a FIFO must not hang us.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(open_error)?;
         if !is_netns(&file).map_err(open_error)? {
-            return Err(NetnsError::NotNetns { path: path.display().to_string() });
+            return Err(NetnsError::NotNetns { path: shown(path) });
         }
         let meta = file.metadata().map_err(open_error)?;
         Ok(Self { fd: file.into(), id: NetnsId { dev: meta.dev(), ino: meta.ino() } })

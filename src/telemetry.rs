@@ -35,6 +35,10 @@ pub struct Metrics {
     pub devices: Gauge<i64, AtomicI64>,
     /// `dranic_nri_connected`: 1 while the runtime's NRI is connected and synchronised.
     pub nri_connected: Gauge<i64, AtomicI64>,
+    /// `dranic_standby`: 1 while another agent has the state directory.
+    pub standby: Gauge<i64, AtomicI64>,
+    /// `dranic_unhealthy_devices`: devices that are gone or have no link.
+    pub unhealthy_devices: Gauge<i64, AtomicI64>,
     attach: Family<Outcome, Histogram>,
     release: Histogram,
     prepare: Family<Outcome, Histogram>,
@@ -68,6 +72,8 @@ impl Metrics {
             process: Registry::default(),
             devices: Gauge::default(),
             nri_connected: Gauge::default(),
+            standby: Gauge::default(),
+            unhealthy_devices: Gauge::default(),
             attach: Family::new_with_constructor(histogram),
             release: histogram(),
             prepare: Family::new_with_constructor(histogram),
@@ -85,6 +91,8 @@ impl Metrics {
             "1 while the runtime's NRI is connected and synchronised",
             metrics.nri_connected.clone(),
         );
+        registry.register("standby", "1 while another agent of this node has the state directory", metrics.standby.clone());
+        registry.register("unhealthy_devices", "Devices that are gone or have no link", metrics.unhealthy_devices.clone());
         registry.register_with_unit("attach", "Attaching all devices of a pod", Unit::Seconds, metrics.attach.clone());
         registry.register_with_unit("release", "Moving all devices of a sandbox back", Unit::Seconds, metrics.release.clone());
         registry.register_with_unit("prepare", "NodePrepareResources, per claim", Unit::Seconds, metrics.prepare.clone());

@@ -1,7 +1,6 @@
 //! Against a real containerd with runc and CNI plugins (from Debian's packages), in a scratch node.
 //!
-//! The agent under test goes into the same node: `containerd.command(env!("CARGO_BIN_EXE_dranic"))`; its NICs are made in
-//! `containerd.netns()`; its sockets, which have production's paths in the node, are found with `containerd.path(...)`.
+//! The agent in it: `tests/containerd_agent.rs`.
 
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;

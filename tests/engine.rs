@@ -1,5 +1,6 @@
 //! The engine against the real kernel: a scratch node with NICs on a fabric, pods as namespaces, no agent and no doubles.
 
+#[allow(dead_code, reason = "each test file uses some of it")]
 #[path = "common/engine.rs"]
 mod common;
 
@@ -8,7 +9,9 @@ use std::time::{Duration, Instant};
 use common::{World, claim, config, pod_ref, sandbox};
 use dranic::attach::{AttachError, PrepareReason};
 use dranic::ledger::Phase;
-use dranic::netdev::{host_state, link};
+use dranic::netdev::{Route, host_state, link, route, sysctl};
+use dranic::netlink::RouteSocket;
+use dranic_testbed::fabric;
 
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
@@ -176,6 +179,74 @@ fn a_step_that_the_kernel_refuses_takes_everything_back() {
     assert!(world.pod_links(&pod).iter().all(|l| !l.name.starts_with("nic")));
     engine.unprepare(&all.claim).unwrap();
     world.assert_unchanged(&before);
+}
+
+#[test]
+fn a_route_that_the_pod_network_has_is_refused_and_the_same_of_two_devices_is_not() {
+    let Some(world) = World::new(3) else { return };
+    // Comes along from the host, where the pod does not get it: nobody asked for it.
+    let copied = Route::to("198.18.0.0/15".parse().unwrap());
+    let mut host = world.node.socket().unwrap();
+    let nic0 = fabric::links::find(&mut host, "nic0").unwrap().index;
+    host.request(route::add_request(nic0, &copied, false), soon()).unwrap();
+    let before = world.host_states();
+    let engine = world.engine();
+    let pod = world.pod("a");
+    let mut inside = RouteSocket::open_in(&pod.netns().unwrap()).unwrap();
+    pod.add_eth0(world.node.netns(), "vethpeer").unwrap();
+    let eth0 = fabric::links::find(&mut inside, "eth0").unwrap().index;
+    fabric::links::add_address(&mut inside, eth0, "10.244.0.5/24".parse().unwrap()).unwrap();
+    fabric::links::add_address(&mut inside, eth0, "fd00:244::5/64".parse().unwrap()).unwrap();
+    for destination in ["0.0.0.0/0", "::/0", "198.18.0.0/15"] {
+        let route = Route::to(destination.parse().unwrap());
+        inside.request(route::add_request(eth0, &route, false), soon()).unwrap();
+    }
+
+    let names = world.device_names();
+    for (name, destination) in [("four", "0.0.0.0/0"), ("six", "::/0")] {
+        let routes = format!(r#"{{"routes": [{{"destination": "{destination}", "scope": 253}}]}}"#);
+        let refused = claim(name, &names[..1], &routes);
+        engine.prepare(&refused, &pod_ref("a")).unwrap();
+        let error = engine.attach(&pod_ref("a").uid, &sandbox(name), pod.path(), soon()).unwrap_err().to_string();
+        assert!(error.contains(&format!("adding route {destination}")) && error.contains("by eth0"), "{error}");
+        assert!(world.pod_links(&pod).iter().all(|l| !l.name.starts_with("nic")), "all back, though the namespace lives on");
+        assert_eq!(engine.pinned(), 0, "no handle keeps a namespace in which there is nothing of ours");
+        engine.unprepare(&refused.claim).unwrap();
+    }
+    let shared = claim("both", &names, r#"{"routes": [{"destination": "192.0.2.0/24", "scope": 253}]}"#);
+    engine.prepare(&shared, &pod_ref("a")).unwrap();
+    engine.attach(&pod_ref("a").uid, &sandbox("both"), pod.path(), soon()).unwrap();
+    let routes = world.pod_snapshot(&pod).routes;
+    assert!(routes.iter().any(|(links, r)| r.destination == copied.destination && *links == [eth0]), "{routes:?}");
+    engine.unprepare(&shared.claim).unwrap();
+    world.assert_unchanged(&before);
+}
+
+#[test]
+fn a_host_that_begins_to_forward_meanwhile_gets_its_nics_back_forwarding() {
+    let Some(world) = World::new(3) else { return };
+    let own = || (0..3).map(|n| sysctl::read(&format!("nic{n}"), "ipv4/conf/forwarding").unwrap()).collect::<Vec<_>>();
+    let forwarding = || world.node.netns().run(own).unwrap();
+    // nic2 has a will of its own.
+    world.node.netns().run(|| sysctl::write("nic2", "ipv4/conf/forwarding", "1")).unwrap().unwrap();
+    assert_eq!(forwarding(), ["0", "0", "1"]);
+    let engine = world.engine();
+    let links = world.device_names();
+    let (moved, not_moved) = (claim("moved", &[links[0].clone(), links[2].clone()], ""), claim("not-moved", &links[1..2], ""));
+    engine.prepare(&moved, &pod_ref("a")).unwrap();
+    engine.prepare(&not_moved, &pod_ref("b")).unwrap();
+    let pod = world.pod("a");
+    engine.attach(&pod_ref("a").uid, &sandbox("a"), pod.path(), soon()).unwrap();
+    world.node.netns().run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")).unwrap().unwrap();
+    engine.unprepare(&moved.claim).unwrap();
+    engine.unprepare(&not_moved.claim).unwrap();
+    assert_eq!(forwarding(), ["1", "1", "1"]);
+    // And one that stays behind the host.
+    world.node.netns().run(|| sysctl::write("nic2", "ipv4/conf/forwarding", "0")).unwrap().unwrap();
+    engine.prepare(&moved, &pod_ref("a")).unwrap();
+    engine.attach(&pod_ref("a").uid, &sandbox("a2"), pod.path(), soon()).unwrap();
+    engine.unprepare(&moved.claim).unwrap();
+    assert_eq!(forwarding(), ["1", "1", "0"]);
 }
 
 #[test]

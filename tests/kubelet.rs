@@ -40,7 +40,8 @@ async fn get_info_says_what_the_kubelet_wants_and_the_server_leaves_hpack_alone(
     let mut connection = h2::Connection::open(&node.serving.registration_socket).await.unwrap();
     for _ in 0..3 {
         let info: PluginInfo = connection.unary(GET_INFO, &InfoRequest {}, LIMIT).await.unwrap();
-        let versions = vec!["v1.DRAPlugin".to_owned(), "v1beta1.DRAPlugin".into()];
+        let versions = ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
+        let versions = versions.map(str::to_owned).to_vec();
         let endpoint = node.serving.endpoint.to_str().unwrap().to_owned();
         let want = PluginInfo { r#type: "DRAPlugin".into(), name: DRIVER.into(), endpoint, supported_versions: versions };
         assert_eq!(info, want);

@@ -55,7 +55,7 @@ fn command(step: &Step, host_name: &str, link: &str) -> String {
         Step::Neighbour { neighbour: n } => {
             format!("ip neigh add {} lladdr {} dev {link} nud permanent", n.ip, n.address.as_ref().expect("no proxy entry"))
         }
-        Step::Route { route } => add_route(route),
+        Step::Route { route, .. } => add_route(route),
         Step::Rule { rule } => add_rule(rule),
     }
 }

@@ -93,7 +93,10 @@ impl ClaimHandler for Claims {
         self.shared.metrics.observe_prepare(start.elapsed(), result.is_ok());
         match &result {
             Ok(devices) => tracing::info!(%claim, devices = devices.len(), total = ?start.elapsed(), "prepared"),
-            Err(error) => tracing::warn!(%claim, %error, "not prepared"),
+            Err(error) => {
+                tracing::warn!(%claim, %error, "not prepared");
+                self.shared.reports.prepare_failed(&claim, &error.0);
+            }
         }
         result
     }
@@ -126,6 +129,6 @@ fn answer(record: &ClaimRecord) -> impl Iterator<Item = PreparedDevice> {
         pool: device.pool.clone(),
         device: device.device.clone(),
         cdi_device_ids: vec![Specs::device(&record.claim.uid)],
-        share_id: None,
+        share_id: device.share_id.clone(),
     })
 }

@@ -5,11 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{OnOverrun, Shared};
+use crate::attach::{AttachError, AttachTimes};
 use crate::names::{ClaimUid, PodUid, SandboxId};
 use crate::nri::{Container, HookError, Sandbox, SandboxHandler};
 
 /// Longest an attach may go on behind the gate.
 const DEFER_LIMIT: Duration = Duration::from_secs(60);
+
+/// Longest error text for the runtime, in characters: it becomes a pod event. What the runtime sent (a path) may be of any length.
+const ERROR_MAX: usize = 4096;
 
 /// Whether the runtime's leg is usable.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -38,7 +42,19 @@ impl Hooks {
     }
 
     fn refuse(&self, what: &str, why: impl std::fmt::Display) -> HookError {
-        HookError(format!("{}: {what}: {why}", self.shared.config.driver_name))
+        let text = format!("{}: {what}: {why}", self.shared.config.driver_name);
+        HookError(text.chars().take(ERROR_MAX).collect())
+    }
+
+    /// A pod without a network namespace of its own can't have a NIC: that is said where a user looks.
+    fn host_network(&self, known: &Known) -> HookError {
+        let (shared, pod) = (self.shared.clone(), known.pod.clone());
+        self.shared.background.spawn_blocking(move || {
+            let error = AttachError::HostNetwork;
+            shared.engine.attach_failed(&pod, &error.to_string());
+            shared.reports.attach_failed(&shared.engine, &pod, &error);
+        });
+        self.refuse(&known.text, AttachError::HostNetwork)
     }
 
     fn known(&self, sandbox: &Sandbox) -> Result<Known, HookError> {
@@ -49,10 +65,9 @@ impl Hooks {
     }
 
     /// Attaches inside the deadline, or fails, or (deferred) goes on behind the gate.
-    async fn attach(&self, known: &Known, deadline: Instant) -> Result<(), HookError> {
-        let Some(path) = known.netns.clone() else {
-            return Err(self.refuse(&known.text, crate::attach::AttachError::HostNetwork));
-        };
+    /// `late` when the sandbox was made before.
+    async fn attach(&self, known: &Known, deadline: Instant, late: bool) -> Result<(), HookError> {
+        let Some(path) = known.netns.clone() else { return Err(self.host_network(known)) };
         let limit = match self.shared.config.on_overrun {
             OnOverrun::Fail => deadline,
             OnOverrun::Defer => Instant::now() + DEFER_LIMIT,
@@ -62,13 +77,21 @@ impl Hooks {
         let job = self.shared.background.spawn_blocking(move || {
             let start = Instant::now();
             let result = shared.engine.attach(&pod, &sandbox, &path, limit);
-            shared.metrics.observe_attach(start.elapsed(), result.is_ok());
+            if result.as_ref().map_or(true, |times| !times.moves.is_empty()) {
+                shared.metrics.observe_attach(start.elapsed(), result.is_ok());
+            }
             match &result {
                 Ok(times) if times.moves.is_empty() => {}
-                Ok(times) => tracing::info!(
-                    %pod, %sandbox, devices = times.moves.len(), total = ?times.total, configure = ?times.configure, "attached"
-                ),
-                Err(error) => tracing::warn!(%pod, %sandbox, %error, "not attached"),
+                Ok(times) => {
+                    log_attached(&pod, &sandbox, times);
+                    if late {
+                        shared.attached_late(&pod, &sandbox, times.moves.len());
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%pod, %sandbox, %error, "not attached");
+                    shared.reports.attach_failed(&shared.engine, &pod, error);
+                }
             }
             result
         });
@@ -84,6 +107,32 @@ impl Hooks {
                  --on-overrun=defer, gives it more",
             )),
         }
+    }
+}
+
+/// Where the time went, in microseconds: what an operator asks first when pods start slowly.
+fn log_attached(pod: &PodUid, sandbox: &SandboxId, times: &AttachTimes) {
+    let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    tracing::info!(
+        %pod,
+        %sandbox,
+        devices = times.moves.len(),
+        total_us = us(times.total),
+        open_us = us(times.open),
+        look_us = us(times.look),
+        intent_us = us(times.intent),
+        moves_us = us(times.moves.iter().map(|(_, time)| *time).sum()),
+        configure_us = us(times.configure),
+        verify_us = us(times.verify),
+        record_us = us(times.record),
+        "attached"
+    );
+}
+
+impl Shared {
+    fn attached_late(&self, pod: &PodUid, sandbox: &SandboxId, devices: usize) {
+        tracing::warn!(%pod, %sandbox, devices, "attached late: its sandbox was missed");
+        self.reports.attached_late(&self.engine, pod, devices);
     }
 }
 
@@ -119,17 +168,15 @@ impl SandboxHandler for Hooks {
 
     async fn run_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> Result<(), HookError> {
         let known = self.known(&sandbox)?;
-        self.attach(&known, deadline).await
+        self.attach(&known, deadline, false).await
     }
 
     async fn create_container(&self, sandbox: Sandbox, container: Container, deadline: Instant) -> Result<(), HookError> {
         let known = self.known(&sandbox)?;
-        if self.shared.engine.check_attached(&known.pod, &known.sandbox).is_ok() {
-            return Ok(());
-        }
-        // The sandbox was missed, its attach failed, or it still runs: attach now, or wait for it.
+        // Where everything is in place, this only looks. Else the sandbox was missed, its attach failed, or it still runs: attach now,
+        // or wait for it.
         let text = format!("{}, container {}", known.text, container.name);
-        self.attach(&known, deadline).await?;
+        self.attach(&known, deadline, true).await?;
         self.shared.engine.check_attached(&known.pod, &known.sandbox).map_err(|missing| {
             self.refuse(&text, format!("it may not start before its NICs are there: {missing}; the kubelet will try again"))
         })
@@ -159,21 +206,29 @@ impl SandboxHandler for Hooks {
     async fn synchronize(&self, sandboxes: Vec<Sandbox>, _containers: Vec<Container>) {
         let known: Vec<_> = sandboxes.iter().filter_map(|s| self.known(s).ok()).map(|k| (k.pod, k.sandbox, k.netns)).collect();
         let shared = self.shared.clone();
+        let (done, released) = tokio::sync::oneshot::channel();
         self.shared.background.spawn_blocking(move || {
             let todo = shared.engine.reconcile(&known);
             for (pod, sandbox) in todo.release {
                 let released = shared.engine.release(&pod, &sandbox);
                 tracing::info!(%pod, %sandbox, ?released, "the runtime does not know this sandbox any more");
             }
+            // Nobody waits any more when the answer was due.
+            let _ = done.send(());
             for (pod, sandbox, path) in todo.attach {
                 match shared.engine.attach(&pod, &sandbox, &path, Instant::now() + DEFER_LIMIT) {
-                    Ok(times) => {
-                        tracing::warn!(%pod, %sandbox, devices = times.moves.len(), "attached late: its sandbox was missed")
+                    // The gate of a container was quicker.
+                    Ok(times) if times.moves.is_empty() => {}
+                    Ok(times) => shared.attached_late(&pod, &sandbox, times.moves.len()),
+                    Err(error) => {
+                        tracing::error!(%pod, %sandbox, %error, "a sandbox that was missed could not be attached");
+                        shared.reports.attach_failed(&shared.engine, &pod, &error);
                     }
-                    Err(error) => tracing::error!(%pod, %sandbox, %error, "a sandbox that was missed could not be attached"),
                 }
             }
         });
+        // Until this is answered no sandbox is made: one that is must not be taken for one that the runtime does not list.
+        let _ = released.await;
     }
 
     fn connection(&self, up: bool, detail: &str) {

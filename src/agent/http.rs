@@ -1,59 +1,49 @@
 //! `/healthz`, `/readyz` and `/metrics`.
 
-use std::sync::Arc;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
 
 use anyhow::Context;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::Shared;
-use crate::dra::grpc::Registration;
+use super::board::{Board, Role};
+use super::standby;
 
-/// Binds the address and serves until `stop`.
-pub(super) async fn serve(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<tokio::task::JoinHandle<()>> {
-    let address = shared.config.http_address;
-    let listener =
-        tokio::net::TcpListener::bind(address).await.with_context(|| format!("--http-address {address} can't be bound"))?;
+/// Binds the address; none when `stop` came before it was free.
+pub(super) async fn bind(address: SocketAddr, board: &Board, stop: &CancellationToken) -> anyhow::Result<Option<TcpListener>> {
+    // Two listeners on one address (SO_REUSEPORT) would share the requests: half of the answers would be the other agent's.
+    let bound = standby::bind(board, stop, || TcpListener::bind(address), |e| e.kind() == ErrorKind::AddrInUse);
+    bound.await.with_context(|| format!("--http-address {address} can't be bound"))
+}
+
+/// Serves until `stop`.
+pub(super) async fn serve(listener: TcpListener, board: Board, stop: CancellationToken) -> anyhow::Result<()> {
     let router = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
-        .with_state(shared);
-    Ok(tokio::spawn(async move {
-        let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
-        if let Err(error) = served {
-            tracing::error!(%error, "the HTTP server ended");
-        }
-    }))
+        .with_state(board);
+    axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await.context("the HTTP server ended")
 }
 
-/// Ready: the kubelet has registered us, the runtime's NRI is synchronised, and slices are published.
-async fn ready(State(shared): State<Arc<Shared>>) -> (StatusCode, String) {
-    let mut missing = Vec::new();
-    match &*shared.registration.borrow() {
-        Registration::Registered => {}
-        Registration::Waiting => missing.push("the kubelet has not registered the driver yet".to_owned()),
-        Registration::Refused(why) => missing.push(format!("the kubelet refused the driver: {why}")),
+/// Ready: the kubelet has registered us, the runtime's NRI is synchronised, and slices are published; or on standby.
+async fn ready(State(board): State<Board>) -> (StatusCode, String) {
+    let missing = board.missing();
+    if !missing.is_empty() {
+        return (StatusCode::SERVICE_UNAVAILABLE, missing.join("\n") + "\n");
     }
-    let nri = shared.nri.borrow().clone();
-    if !nri.connected {
-        missing.push(format!("NRI is not connected: {}", nri.detail));
-    }
-    let published = shared.published.borrow().clone();
-    if !published.in_sync {
-        let why = published.last_error.unwrap_or_else(|| "not written yet".to_owned());
-        missing.push(format!("ResourceSlices are not published: {why}"));
-    }
-    if missing.is_empty() {
-        (StatusCode::OK, "ok\n".to_owned())
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, missing.join("\n") + "\n")
-    }
+    let text = match *board.role.borrow() {
+        Role::Standby => "standby: another agent has the state directory; this one takes over when it ends\n",
+        Role::Alone | Role::Successor => "ok\n",
+    };
+    (StatusCode::OK, text.to_owned())
 }
 
-async fn metrics(State(shared): State<Arc<Shared>>) -> Result<String, StatusCode> {
-    shared.metrics.encode().map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
+async fn metrics(State(board): State<Board>) -> Result<String, StatusCode> {
+    board.metrics.encode().map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
 }

@@ -1,5 +1,6 @@
 //! The status socket: root only; who connects gets one JSON document.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -10,18 +11,21 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
-use super::Shared;
 use super::status::{ClaimStatus, Status};
+use super::{Shared, standby};
 use crate::dra::grpc::Registration;
 
 /// How long a reader may take.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Binds the socket and serves until `stop`; then removes it.
-pub(super) fn serve_status(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<tokio::task::JoinHandle<()>> {
+pub(super) async fn serve_status(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<tokio::task::JoinHandle<()>> {
     let path = shared.config.status_socket.clone();
-    let listener = bind(&path).with_context(|| format!("--status-socket {} can't be bound", path.display()))?;
+    let bound =
+        standby::bind(&shared.board, &stop, || std::future::ready(bind(&path)), |e| e.kind() == ErrorKind::AddrInUse).await;
+    let bound = bound.with_context(|| format!("--status-socket {} can't be bound", path.display()))?;
     Ok(tokio::spawn(async move {
+        let Some(listener) = bound else { return };
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -48,12 +52,17 @@ fn bind(path: &Path) -> std::io::Result<UnixListener> {
     }
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => {
-            if std::os::unix::net::UnixStream::connect(path).is_ok() {
-                return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, "another agent answers there"));
+            match std::os::unix::net::UnixStream::connect(path) {
+                Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => {}
+                // Also one that is too busy to answer.
+                _ => return Err(std::io::Error::new(ErrorKind::AddrInUse, "another agent answers there")),
             }
-            std::fs::remove_file(path)?;
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
-        Ok(_) => return Err(std::io::Error::new(std::io::ErrorKind::AlreadyExists, "it is a file, not a socket")),
+        Ok(_) => return Err(std::io::Error::new(ErrorKind::AlreadyExists, "it is a file, not a socket")),
         Err(_) => {}
     }
     let listener = UnixListener::bind(path)?;

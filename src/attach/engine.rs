@@ -2,12 +2,17 @@
 
 mod attach;
 mod configure;
-mod locate;
+mod home;
+mod jobs;
+pub(crate) mod locate;
+mod note;
+mod observe;
 mod pods;
 mod prepare;
 mod recover;
 mod release;
 mod restore;
+mod taken;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,15 +20,19 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::inventory::{Lent, Scan};
 use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, LedgerError, Phase};
-use crate::names::{ClaimUid, DeviceName, SandboxId};
+use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
 use crate::netlink::NetlinkError;
 use crate::netns::{Netns, NetnsError};
 
 pub use attach::{AttachError, AttachTimes};
+pub use observe::{Look, Observation, Observed, Observer, Seen};
 pub use pods::PodGuard;
 pub use prepare::{PrepareError, PrepareReason};
-pub use recover::Reconciled;
+pub use recover::{Listed, Reconciled};
 pub use release::Released;
+
+/// How long prepare and unprepare wait for another operation of the pod: the kubelet gives them 45 s, and asks again.
+const LOCK_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a single look at the kernel may take. Generous: RTNL may be held by others for seconds.
 const LOOK: Duration = Duration::from_secs(10);
@@ -49,6 +58,7 @@ pub struct Engine {
     pods: pods::Pods,
     /// Namespaces held open from attach to release, so that an orderly return is possible after the runtime unlinked the path.
     pins: Mutex<HashMap<SandboxId, Arc<Netns>>>,
+    observer: observe::ObserverBox,
 }
 
 /// A [`DeviceSource`] that can be printed.
@@ -61,12 +71,14 @@ impl std::fmt::Debug for SourceBox {
 }
 
 impl Engine {
-    /// An engine over `ledger` for the namespace `host`. Call [`Engine::recover`] before anything else.
+    /// An engine over `ledger` for the namespace `host`. Call [`Engine::recover`] before anything else. Records of before a reboot
+    /// hold no device: nothing of them is true any more.
     #[must_use]
     pub fn new(ledger: Arc<Ledger>, host: Netns, boot_id: String, source: Arc<dyn DeviceSource>) -> Self {
         let reserved = ledger
             .all()
             .iter()
+            .filter(|record| record.boot_id == boot_id)
             .flat_map(|record| record.devices.iter().map(|d| (d.device.clone(), record.claim.uid.clone())))
             .collect();
         Self {
@@ -77,6 +89,7 @@ impl Engine {
             reserved: Mutex::new(reserved),
             pods: pods::Pods::default(),
             pins: Mutex::default(),
+            observer: observe::ObserverBox::default(),
         }
     }
 
@@ -104,10 +117,30 @@ impl Engine {
         self.ledger.has_pod(uid)
     }
 
-    /// The devices that are lent, for the inventory: they stay published as they were.
+    /// Keeps the sandbox's namespace open.
+    fn pin(&self, sandbox: &SandboxId, netns: &Arc<Netns>) {
+        self.pins().insert(sandbox.clone(), netns.clone());
+    }
+
+    /// Lets the sandbox's namespace go, unless a device of the pod may still be in it.
+    fn unpin_unused(&self, pod: &PodUid, sandbox: &SandboxId) {
+        let records = self.ledger.by_pod(pod);
+        let mut attachments = records.iter().flat_map(|r| &r.devices).filter_map(|d| d.attachment.as_ref());
+        if !attachments.any(|attachment| attachment.sandbox == *sandbox) {
+            self.pins().remove(sandbox);
+        }
+    }
+
+    /// Boot id of the machine: records with another one are void.
     #[must_use]
-    pub fn lent(&self) -> Vec<Lent> {
-        lent(&self.ledger)
+    pub fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
+    /// The sandbox's namespace, while it is held open.
+    #[must_use]
+    pub fn netns_of(&self, sandbox: &SandboxId) -> Option<Arc<Netns>> {
+        self.pins().get(sandbox).cloned()
     }
 
     fn reserved(&self) -> MutexGuard<'_, HashMap<DeviceName, ClaimUid>> {
@@ -119,11 +152,12 @@ impl Engine {
     }
 }
 
-/// The lent devices of a ledger.
+/// The devices that are lent, for the inventory: they stay published as they were. What was lent before a reboot is not.
 #[must_use]
-pub fn lent(ledger: &Ledger) -> Vec<Lent> {
+pub fn lent(ledger: &Ledger, boot_id: &str) -> Vec<Lent> {
     let records = ledger.all();
-    records.iter().flat_map(|record| record.devices.iter()).map(lent_device).collect()
+    let current = records.iter().filter(|record| record.boot_id == boot_id);
+    current.flat_map(|record| record.devices.iter()).map(lent_device).collect()
 }
 
 fn lent_device(device: &DeviceRecord) -> Lent {
@@ -148,6 +182,9 @@ pub enum KernelError {
     /// The ledger.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
+    /// The kernel did not answer in time: RTNL was held by others, for too long.
+    #[error("device {0}: the kernel did not answer in time")]
+    Late(String),
 }
 
 fn look_deadline() -> Instant {

@@ -58,6 +58,9 @@ pub enum Step {
         /// The route. Next hops of a multipath route all leave by this link; they carry its index on the host, see
         /// [`Step::by_link`].
         route: Route,
+        /// Whether the claim asks for it; else it came along from the host, and the pod may do without.
+        #[serde(default)]
+        configured: bool,
     },
     /// Add a policy rule.
     Rule {
@@ -95,7 +98,7 @@ impl Step {
     /// This step for a link whose index in the pod is `index`: a move may change it, and next hops of a multipath route name it.
     #[must_use]
     pub fn by_link(mut self, index: u32) -> Self {
-        if let Self::Route { route } = &mut self {
+        if let Self::Route { route, .. } = &mut self {
             route.next_hops.iter_mut().for_each(|hop| hop.index = index);
         }
         self
@@ -204,7 +207,8 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     steps.push(Step::Up);
     steps.extend(late.into_iter().map(|address| Step::Address { address }));
     steps.extend(neighbours.into_iter().map(|neighbour| Step::Neighbour { neighbour }));
-    steps.extend(routes.into_iter().map(|route| Step::Route { route }));
+    let configured = routes::configured_in(config);
+    steps.extend(routes.into_iter().map(|route| Step::Route { configured: configured.contains(&route), route }));
     steps.extend(rules.into_iter().map(|rule| Step::Rule { rule }));
     Ok(Plan { pod_link, steps, left_out: left_out.into_lines() })
 }

@@ -8,8 +8,20 @@ use clap::{Args, ValueEnum};
 
 use super::Failure;
 use crate::agent::{AgentConfig, OnOverrun};
+use crate::dra::{api, grpc};
 use crate::inventory::ScanOptions;
 use crate::names::DNS_LABEL_MAX;
+
+/// End of `dranic agent --help`.
+pub(super) const AFTER_HELP: &str = "\
+Examples:
+  dranic agent                                        in a pod of the DaemonSet: everything has a default
+  dranic agent --kubeconfig admin.conf --log-level debug
+  dranic agent --driver-name dra.net                  with manifests that were written for DRANET
+  dranic agent --on-overrun defer                     real NICs that take longer than the runtime's 2 s
+  DRANIC_OFFER_VETH=true dranic agent --node-name n1  on a machine without NICs
+
+Each flag can be given by its variable instead. A bad value exits 64 before anything is bound.";
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -134,10 +146,8 @@ impl AgentArgs {
         for (flag, path) in [("--nri-socket", &self.nri_socket), ("--status-socket", &self.status_socket)] {
             socket_path(path).map_err(|why| Failure::usage(flag, why))?;
         }
-        if let Some(file) = &self.kubeconfig
-            && !file.is_file()
-        {
-            return Err(Failure::usage("--kubeconfig", format!("{} is not a file", file.display())));
+        if let Some(file) = &self.kubeconfig {
+            kubeconfig(file).map_err(|why| Failure::usage("--kubeconfig", why))?;
         }
         if let Some(uid) = &self.instance {
             crate::names::PodUid::new(uid.as_str()).map_err(|why| Failure::usage("--instance", why))?;
@@ -163,6 +173,7 @@ impl AgentArgs {
             sysctl_dir: self.sysctl_dir,
             sysfs: self.sysfs,
         };
+        grpc::check(&config.kubelet_sockets()).map_err(|why| Failure::usage("--kubelet-root", why))?;
         Ok((config, self.log_format, filter))
     }
 }
@@ -199,6 +210,15 @@ fn subdomain(name: &str, max: usize) -> Result<(), String> {
 
 fn absolute(path: &Path) -> Result<(), String> {
     if path.is_absolute() { Ok(()) } else { Err(format!("{} must be an absolute path", path.display())) }
+}
+
+/// Whether a client can be made from the file; nothing is sent.
+fn kubeconfig(file: &Path) -> Result<(), String> {
+    if !file.is_file() {
+        return Err(format!("{} is not a file", file.display()));
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+    runtime.block_on(api::client(Some(file))).map(drop).map_err(|e| e.to_string())
 }
 
 /// `sun_path` has 108 bytes with the final NUL (`linux/un.h`).

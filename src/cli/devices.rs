@@ -10,6 +10,12 @@ use super::{Failure, Output};
 use crate::inventory::sysfs::Sysfs;
 use crate::inventory::{Attribute, Attributes, Device, Scan, ScanOptions, Withheld, watch};
 
+/// End of `dranic devices --help`.
+pub(super) const AFTER_HELP: &str = "\
+Examples:
+  dranic devices                                    what is offered, and what is kept back and why
+  dranic devices -o json | jq '.withheld'";
+
 /// Flags of `dranic devices`.
 #[derive(Debug, Args)]
 pub(super) struct DevicesArgs {

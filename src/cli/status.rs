@@ -14,6 +14,14 @@ use crate::agent::status::{ClaimStatus, DeviceStatus, Status};
 /// Largest answer we read, bytes: far above a node's devices.
 const MAX_ANSWER: u64 = 64 * 1024 * 1024;
 
+/// End of `dranic status --help`.
+pub(super) const AFTER_HELP: &str = "\
+Examples:
+  dranic status                                     claims, devices, phases, step times, last errors
+  dranic status -o json | jq '.claims[].devices[] | select(.lastError)'
+
+It exits 69 when no agent answers.";
+
 /// Flags of `dranic status`.
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {

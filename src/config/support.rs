@@ -28,7 +28,7 @@ impl NetworkConfig {
                 ("ethtool.privateFlags", ethtool.private_flags.as_ref().is_some_and(|map| !map.is_empty())),
             ]);
         }
-        let message = "is valid, but this version of the driver does not carry it out yet; remove it";
+        let message = "is valid, but not supported yet by this version of the driver; remove it";
         fields.into_iter().filter(|(_, set)| *set).map(|(path, _)| FieldError::new(path, message)).collect()
     }
 }

@@ -1,10 +1,11 @@
-//! The sockets the kubelet talks to: registration, and DRA v1 and v1beta1.
+//! The sockets the kubelet talks to: registration, and DRA v1 and v1beta1 with the health of devices.
 //!
 //! [`serve`] binds the DRA socket first, then the registration socket, because the kubelet calls as soon as it sees the latter. Both
 //! are put back when their files vanish. Every connection's user is checked, every call bounded, every claim answered.
 
 mod calls;
 mod paths;
+mod presence;
 mod registration;
 mod service;
 mod socket;
@@ -30,8 +31,8 @@ use self::paths::Paths;
 use self::registration::Registrar;
 use self::socket::Socket;
 use super::proto::registration::registration_server::RegistrationServer;
-use super::proto::{v1, v1beta1};
-use super::{ClaimHandler, authority};
+use super::proto::{health_v1, health_v1alpha1, v1, v1beta1};
+use super::{ClaimHandler, authority, health};
 
 /// How long running calls may take after stop.
 pub const DRAIN_MAX: Duration = Duration::from_secs(8);
@@ -116,7 +117,15 @@ impl Serving {
     }
 }
 
-/// Serves the kubelet until `stop`.
+/// Whether [`serve`] could use this configuration, as far as that can be told without touching anything.
+///
+/// # Errors
+/// [`ServeError::Config`].
+pub fn check(config: &SocketConfig) -> Result<(), ServeError> {
+    utf8(&Paths::new(config)?.endpoint).map(drop)
+}
+
+/// Serves the kubelet until `stop`. `reports` is what it is told of the devices' health.
 ///
 /// On stop the registration socket goes first, so that the kubelet sends new work elsewhere; then prepares are refused, running calls
 /// end within [`DRAIN_MAX`], and the DRA socket goes.
@@ -126,6 +135,7 @@ impl Serving {
 pub async fn serve<H: ClaimHandler>(
     config: SocketConfig,
     handler: Arc<H>,
+    reports: health::Reports,
     stop: CancellationToken,
 ) -> Result<Serving, ServeError> {
     let paths = Paths::new(&config)?;
@@ -142,8 +152,10 @@ pub async fn serve<H: ClaimHandler>(
     let (state, registered) = watch::channel(Registration::Waiting);
     let registrar = Registrar { driver: config.driver, endpoint, state: state.clone() };
     let calls = Arc::new(Calls::new(handler));
-    let servers =
-        Servers { registration: Leg::registration(registration_socket, registrar, state), dra: Leg::dra(dra_socket, &calls) };
+    let servers = Servers {
+        registration: Leg::registration(registration_socket, registrar, state),
+        dra: Leg::dra(dra_socket, &calls, reports),
+    };
     let task = tokio::spawn(servers.run(calls, stop));
     Ok(Serving { registered, endpoint: paths.endpoint, registration_socket: paths.registration, task })
 }
@@ -176,8 +188,10 @@ impl Leg {
         Self { keeper, closed, server: tokio::spawn(server), shutdown }
     }
 
-    fn dra<H: ClaimHandler>(socket: Socket, calls: &Arc<Calls<H>>) -> Self {
+    fn dra<H: ClaimHandler>(socket: Socket, calls: &Arc<Calls<H>>, reports: health::Reports) -> Self {
         let (closed, shutdown) = (CancellationToken::new(), CancellationToken::new());
+        // Its streams end by `shutdown`, too: they would keep their connections open.
+        let health = Arc::new(health::Service::new(reports, shutdown.clone()));
         let (sender, receiver) = mpsc::channel(BACKLOG);
         let keeper = tokio::spawn(socket::keep(socket, sender, |stream| stream, || (), closed.clone()));
         let incoming = ReceiverStream::new(receiver).map(Ok::<_, io::Error>);
@@ -185,6 +199,8 @@ impl Leg {
             .max_concurrent_streams(STREAMS_MAX)
             .add_service(v1::dra_plugin_server::DraPluginServer::from_arc(calls.clone()))
             .add_service(v1beta1::dra_plugin_server::DraPluginServer::from_arc(calls.clone()))
+            .add_service(health_v1::dra_resource_health_server::DraResourceHealthServer::from_arc(health.clone()))
+            .add_service(health_v1alpha1::dra_resource_health_server::DraResourceHealthServer::from_arc(health))
             .serve_with_incoming_shutdown(incoming, shutdown.clone().cancelled_owned());
         Self { keeper, closed, server: tokio::spawn(server), shutdown }
     }

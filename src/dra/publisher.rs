@@ -9,7 +9,7 @@
 mod compare;
 mod convert;
 mod follow;
-mod pace;
+pub(super) mod pace;
 mod plan;
 mod split;
 mod sync;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -37,21 +37,48 @@ fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Ledger
     move |source| LedgerError::Io { what, path: path.to_owned(), source }
 }
 
-/// Makes the folder, locks it and tries to write to it.
-pub(super) fn prepare(folder: &Path) -> Result<Flock<File>, LedgerError> {
+/// Makes the folder, locks it and tries to write to it. `waits`: until whoever has the lock lets it go.
+pub(super) fn prepare(folder: &Path, waits: bool) -> Result<Flock<File>, LedgerError> {
     let unusable = |what| move |source| LedgerError::Unusable { path: folder.to_owned(), what, source };
     DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(unusable("can't make it"))?;
-    let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(folder.join("lock"));
-    let lock = lock.map_err(unusable("can't open its lock file"))?;
-    let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-        Errno::EWOULDBLOCK => LedgerError::InUse(folder.to_owned()),
-        errno => unusable("can't lock it")(errno.into()),
-    })?;
+    let lock = if waits { lock_when_free(folder)? } else { try_lock(folder)? };
     let trial = folder.join(format!("{TEMP_PREFIX}trial"));
     create(&trial, b"trial\n", Durability::Disk)
         .and_then(|()| std::fs::remove_file(&trial))
         .map_err(unusable("can't write to it"))?;
     Ok(lock)
+}
+
+fn open_lock(folder: &Path) -> Result<File, LedgerError> {
+    let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(folder.join("lock"));
+    lock.map_err(|source| LedgerError::Unusable { path: folder.to_owned(), what: "can't open its lock file", source })
+}
+
+fn cant_lock(folder: &Path, errno: Errno) -> LedgerError {
+    LedgerError::Unusable { path: folder.to_owned(), what: "can't lock it", source: errno.into() }
+}
+
+fn try_lock(folder: &Path) -> Result<Flock<File>, LedgerError> {
+    Flock::lock(open_lock(folder)?, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        Errno::EWOULDBLOCK => LedgerError::InUse(folder.to_owned()),
+        errno => cant_lock(folder, errno),
+    })
+}
+
+fn lock_when_free(folder: &Path) -> Result<Flock<File>, LedgerError> {
+    loop {
+        let lock = match Flock::lock(open_lock(folder)?, FlockArg::LockExclusive) {
+            Ok(lock) => lock,
+            Err((_, Errno::EINTR)) => continue,
+            Err((_, errno)) => return Err(cant_lock(folder, errno)),
+        };
+        // The folder may have been made anew while we waited: then others lock another file.
+        let (ours, there) = (lock.metadata(), std::fs::metadata(folder.join("lock")));
+        if matches!((ours, there), (Ok(ours), Ok(there)) if (ours.dev(), ours.ino()) == (there.dev(), there.ino())) {
+            return Ok(lock);
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io_error("can't make", folder))?;
+    }
 }
 
 /// Reads all records, removes left-over temporary files, sets damaged files aside.

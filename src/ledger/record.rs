@@ -83,6 +83,9 @@ pub struct DeviceRecord {
     pub pool: String,
     /// Device name.
     pub device: DeviceName,
+    /// Which share of it, where a device can be allocated several times.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_id: Option<String>,
     /// What it is, wherever it is.
     pub hardware: HardwareId,
     /// As published when it was lent.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use nix::fcntl::Flock;
+use tokio::sync::watch;
 
 use super::{ClaimRecord, file, folder};
 use crate::names::{ClaimUid, PodUid};
@@ -109,6 +110,8 @@ pub struct Ledger {
     /// Claims that somebody is writing.
     writing: Mutex<HashSet<ClaimUid>>,
     written: Condvar,
+    /// How many writes there were.
+    changes: watch::Sender<u64>,
     _lock: Flock<File>,
 }
 
@@ -131,7 +134,19 @@ impl Ledger {
     /// # Errors
     /// When the folder can't be made, locked, listed or written to (it is tried).
     pub fn open(folder: &Path) -> Result<(Self, Vec<Quarantined>), LedgerError> {
-        let lock = folder::prepare(folder)?;
+        Self::open_locked(folder, folder::prepare(folder, false)?)
+    }
+
+    /// As [`Self::open`], but waits while another process has the folder, for as long as that takes: call it on a thread that may
+    /// be left behind.
+    ///
+    /// # Errors
+    /// As [`Self::open`], without [`LedgerError::InUse`].
+    pub fn open_when_free(folder: &Path) -> Result<(Self, Vec<Quarantined>), LedgerError> {
+        Self::open_locked(folder, folder::prepare(folder, true)?)
+    }
+
+    fn open_locked(folder: &Path, lock: Flock<File>) -> Result<(Self, Vec<Quarantined>), LedgerError> {
         let loaded = folder::load(folder)?;
         let mut index = Index::default();
         for record in loaded.records {
@@ -143,6 +158,7 @@ impl Ledger {
             refused: loaded.refused,
             writing: Mutex::default(),
             written: Condvar::new(),
+            changes: watch::Sender::new(0),
             _lock: lock,
         };
         Ok((ledger, loaded.quarantined))
@@ -198,6 +214,7 @@ impl Ledger {
         }
         let record = Arc::new(record);
         self.index_mut().insert(Arc::clone(&record));
+        self.changes.send_modify(|count| *count += 1);
         Ok(record)
     }
 
@@ -211,6 +228,7 @@ impl Ledger {
         // A removed record that a power cut brings back is of an earlier boot, and void: not worth failing for.
         let _ = folder::sync(&self.folder);
         self.index_mut().remove(claim);
+        self.changes.send_modify(|count| *count += 1);
         Ok(())
     }
 
@@ -238,6 +256,12 @@ impl Ledger {
     #[must_use]
     pub fn all(&self) -> Vec<Arc<ClaimRecord>> {
         self.index().claims.values().cloned().collect()
+    }
+
+    /// Changes whenever a record does.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 
     /// Waits until nobody writes `claim`.

@@ -1,9 +1,11 @@
-//! The file format against damage. The folder has its tests in `tests/ledger.rs`.
+//! The file format against damage, and who has the folder. The folder's files have their tests in `tests/ledger.rs`.
+
+use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::file::{Fault, decode, encode};
-use super::{ClaimRecord, ClaimRef, PodRef};
+use super::{ClaimRecord, ClaimRef, Durability, Ledger, LedgerError, PodRef};
 use crate::names::{ClaimUid, PodUid};
 
 fn record() -> ClaimRecord {
@@ -29,6 +31,45 @@ fn a_newer_format_is_told_from_damage() {
     assert!(matches!(decode(newer, &record().claim.uid), Err(Fault::Newer(_))));
     let none = br#"{"version":0,"record":{}}"#;
     assert!(matches!(decode(none, &record().claim.uid), Err(Fault::Bad(_))));
+}
+
+/// Opens on a thread; what it sees comes only when the folder is free.
+fn waiting(folder: &std::path::Path) -> std::sync::mpsc::Receiver<Ledger> {
+    let (sender, opened) = std::sync::mpsc::channel();
+    let folder = folder.to_owned();
+    std::thread::spawn(move || drop(sender.send(Ledger::open_when_free(&folder).unwrap().0)));
+    opened
+}
+
+#[test]
+fn whoever_waits_for_the_folder_gets_it_with_everything_that_was_written_meanwhile() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, _) = Ledger::open(dir.path()).unwrap();
+    let opened = waiting(dir.path());
+    opened.recv_timeout(Duration::from_millis(50)).expect_err("the folder is taken");
+    let mut changes = first.subscribe();
+    first.put(record(), Durability::Process).unwrap();
+    assert!(changes.has_changed().unwrap());
+    changes.mark_unchanged();
+    drop(first);
+    let second = opened.recv_timeout(Duration::from_secs(10)).unwrap();
+    assert_eq!(second.all().len(), 1);
+    assert!(matches!(Ledger::open(dir.path()), Err(LedgerError::InUse(_))));
+}
+
+#[test]
+fn a_folder_that_was_made_anew_meanwhile_is_the_one_that_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("state");
+    let (first, _) = Ledger::open(&folder).unwrap();
+    let opened = waiting(&folder);
+    opened.recv_timeout(Duration::from_millis(50)).expect_err("the folder is taken");
+    std::fs::rename(&folder, dir.path().join("old")).unwrap();
+    let (second, _) = Ledger::open(&folder).unwrap();
+    drop(first);
+    opened.recv_timeout(Duration::from_millis(50)).expect_err("the new folder is taken as well");
+    drop(second);
+    opened.recv_timeout(Duration::from_secs(10)).unwrap();
 }
 
 proptest! {

@@ -93,6 +93,14 @@ pub struct HostState {
     pub qdiscs: Vec<Qdisc>,
 }
 
+impl HostState {
+    /// The link has another index on the host by now: next hops of its multipath routes name it.
+    pub fn set_index(&mut self, index: u32) {
+        let old = std::mem::replace(&mut self.index, index);
+        self.routes.iter_mut().for_each(|route| *route = compare::with_index(route, old, index));
+    }
+}
+
 /// One thing that is not as it was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {

@@ -4,9 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Instant;
 
-use netlink_packet_core::DefaultNla;
+use netlink_packet_core::{DefaultNla, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage, Prop};
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::{NetlinkError, Request, RouteSocket};
@@ -204,6 +204,19 @@ pub fn up_request(index: u32, up: bool) -> Request {
     message.header.change_mask = LinkFlags::Up;
     message.header.flags = if up { LinkFlags::Up } else { LinkFlags::empty() };
     Request { message: RouteNetlinkMessage::NewLink(message), flags: 0 }
+}
+
+/// The request that gives the link another name beside its own, or takes it away.
+#[must_use]
+pub fn alt_name_request(index: u32, name: &str, add: bool) -> Request {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes.push(LinkAttribute::PropList(vec![Prop::AltIfName(name.to_owned())]));
+    if add {
+        Request { message: RouteNetlinkMessage::NewLinkProp(message), flags: NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND }
+    } else {
+        Request { message: RouteNetlinkMessage::DelLinkProp(message), flags: 0 }
+    }
 }
 
 /// Asks for one link, or for all with index 0, without the statistics: they are most of the bytes.

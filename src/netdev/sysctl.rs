@@ -19,6 +19,10 @@ static OTHER_ROOT: OnceLock<PathBuf> = OnceLock::new();
 const FOLDERS: [&str; 4] = ["ipv4/conf", "ipv4/neigh", "ipv6/conf", "ipv6/neigh"];
 /// Follows the link's MTU by itself.
 const NOT_KEPT: &str = "ipv6/conf/mtu";
+/// One write to `all` changes these on every link and in `default` (`ip_forward` is another name of the first, which a pod network
+/// switches on with its first pod). A link that agrees with the host in them is given back agreeing with the host, whatever the
+/// host does by then: a move gives it the `default`.
+const HOST_WIDE: [&str; 3] = ["ipv4/conf/forwarding", "ipv6/conf/forwarding", "ipv6/conf/disable_ipv6"];
 /// Longest value that is read, bytes. The kernel's are below 100.
 const MAX_VALUE: u64 = 4096;
 
@@ -42,7 +46,8 @@ fn root() -> &'static Path {
 }
 
 /// Reads every per-link sysctl of `link`. Keys are `ipv4/conf/arp_ignore`, `ipv6/neigh/gc_stale_time`, …: the path below
-/// `net/` with the link's name left out. Those that can't be read or written are left out.
+/// `net/` with the link's name left out. Those that can't be read or written are left out, and
+/// host-wide switches in which the link agrees with the host.
 ///
 /// # Errors
 /// When `/proc/sys/net` is not there, or `link` can't be a link's name. A family that is off (no IPv6) is no error.
@@ -62,7 +67,9 @@ pub fn read_all(link: &str) -> io::Result<BTreeMap<String, String>> {
             if key == NOT_KEPT {
                 continue;
             }
-            if let Some(value) = read_writable(&entry.path()) {
+            if let Some(value) = read_writable(&entry.path())
+                && !(HOST_WIDE.contains(&&*key) && read("default", &key).is_ok_and(|default| default == value))
+            {
                 found.insert(key, value);
             }
         }
@@ -187,7 +194,7 @@ mod tests {
     fn reads_the_loopback_links() {
         let all = read_all("lo").unwrap();
         assert!(all.contains_key("ipv4/conf/rp_filter"), "{all:?}");
-        assert!(!all.contains_key("ipv6/conf/mtu"));
+        assert!(!all.contains_key("ipv6/conf/mtu") && all.contains_key("ipv4/conf/send_redirects"));
         assert_eq!(all["ipv4/conf/rp_filter"], read("lo", "ipv4/conf/rp_filter").unwrap());
         // The same values again: nothing to write.
         assert!(restore_counted("lo", &all).0.is_empty());

@@ -32,7 +32,7 @@ const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_millis(2000);
 /// Sandboxes and containers one Synchronize may bring; a node has some hundreds.
 const MAX_OBJECTS: usize = 200_000;
 /// How much earlier than the answer a hook has to end, so that its own words, which name device and step, win over ours.
-const MAX_HOOK_LEAD: Duration = Duration::from_millis(20);
+pub(super) const MAX_HOOK_LEAD: Duration = Duration::from_millis(20);
 /// Longest name or version taken from the runtime, in characters.
 const MAX_IDENTITY: usize = 64;
 

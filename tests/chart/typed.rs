@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate};
 use serde::Serialize;
@@ -16,6 +16,7 @@ pub(crate) fn check(object: &Value) -> Result<(), String> {
     let said = |why: String| format!("{kind} {name}: {why}");
     match (version, kind) {
         ("v1", "ServiceAccount") => same::<ServiceAccount>(object),
+        ("v1", "Service") => same::<Service>(object),
         ("v1", "Pod") => same::<Pod>(object),
         ("apps/v1", "DaemonSet") => same::<DaemonSet>(object),
         ("rbac.authorization.k8s.io/v1", "ClusterRole") => same::<ClusterRole>(object),
@@ -27,7 +28,7 @@ pub(crate) fn check(object: &Value) -> Result<(), String> {
         ("resource.k8s.io/v1", "DeviceClass") => same::<DeviceClass>(object),
         ("resource.k8s.io/v1", "ResourceClaimTemplate") => same::<ResourceClaimTemplate>(object),
         // A custom resource: no type of Kubernetes' own.
-        ("monitoring.coreos.com/v1", "PodMonitor") => Ok(()),
+        ("monitoring.coreos.com/v1", "ServiceMonitor") => Ok(()),
         _ => Err(format!("apiVersion {version} is not expected")),
     }
     .map_err(said)

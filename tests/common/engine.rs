@@ -93,11 +93,37 @@ impl World {
     }
 
     pub(crate) fn engine(&self) -> Engine {
+        self.engine_of("boot-1")
+    }
+
+    /// An engine as it would be in that boot of the machine.
+    pub(crate) fn engine_of(&self, boot_id: &str) -> Engine {
         let (ledger, bad) = Ledger::open(&self.state).unwrap();
         assert_eq!(bad, vec![]);
         let host = self.node.netns().try_clone().unwrap();
         let source = Arc::new(Links(self.node.netns().try_clone().unwrap()));
-        Engine::new(Arc::new(ledger), host, "boot-1".to_owned(), source)
+        Engine::new(Arc::new(ledger), host, boot_id.to_owned(), source)
+    }
+
+    /// Makes every write of this claim's record fail, as a full disk does, until [`World::disk_has_room`].
+    pub(crate) fn disk_is_full(&self, claim: &ResolvedClaim) {
+        std::fs::create_dir(self.temporary(claim)).unwrap();
+    }
+
+    pub(crate) fn disk_has_room(&self, claim: &ResolvedClaim) {
+        std::fs::remove_dir(self.temporary(claim)).unwrap();
+    }
+
+    fn temporary(&self, claim: &ResolvedClaim) -> PathBuf {
+        self.state.join(format!(".tmp-{}", claim.claim.uid))
+    }
+
+    /// Moves a link from one namespace to another by hand.
+    pub(crate) fn carry(&self, from: &Netns, to: &Netns, name: &str, as_name: &str, new_index: u32) {
+        let mut socket = RouteSocket::open_in(from).unwrap();
+        let index = fabric::links::find(&mut socket, name).unwrap().index;
+        let m = moves::Move { index, target: to.as_fd(), new_index, name: as_name.to_owned(), mtu: None, address: None };
+        socket.request(moves::request(&m), deadline()).unwrap();
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -173,7 +199,7 @@ impl World {
                     for device in record.devices.iter_mut().filter(|d| d.host.name == host_name) {
                         let mut route = Route::to("192.0.2.0/24".parse().unwrap());
                         route.gateway = Some("198.51.100.1".parse().unwrap());
-                        device.plan.steps.push(Step::Route { route });
+                        device.plan.steps.push(Step::Route { route, configured: true });
                     }
                 })
                 .unwrap();

@@ -85,7 +85,7 @@ async fn stale_sockets_are_replaced() {
         assert!(path.exists(), "the file outlives its listener");
     }
     let stop = CancellationToken::new();
-    let serving = serve(config(root.path()), Arc::<Script>::default(), stop.clone()).await.unwrap();
+    let serving = serve(config(root.path()), Arc::<Script>::default(), rig::no_health(), stop.clone()).await.unwrap();
     let kubelet = KubeletDouble::start(root.path()).unwrap();
     kubelet.wait_driver(DRIVER, LIMIT).await.unwrap();
     stop.cancel();
@@ -94,7 +94,7 @@ async fn stale_sockets_are_replaced() {
 }
 
 async fn refused(root: &Path) -> String {
-    match serve(config(root), Arc::<Script>::default(), CancellationToken::new()).await {
+    match serve(config(root), Arc::<Script>::default(), rig::no_health(), CancellationToken::new()).await {
         Err(err @ ServeError::InTheWay { .. }) => err.to_string(),
         Err(err) => panic!("{err}"),
         Ok(_) => panic!("not refused"),
@@ -150,7 +150,7 @@ async fn long_names_still_register() {
     let (driver, uid) = (format!("{}.dev", "d".repeat(59)), "0b1c2d3e-4f50-6172-8394-a5b6c7d8e9f0");
     let long = SocketConfig { kubelet_root: root.path().to_owned(), driver: driver.clone(), instance: Some(uid.into()) };
     let stop = CancellationToken::new();
-    let serving = serve(long, Arc::<Script>::default(), stop.clone()).await.unwrap();
+    let serving = serve(long, Arc::<Script>::default(), rig::no_health(), stop.clone()).await.unwrap();
     let name = serving.registration_socket.file_name().unwrap().to_str().unwrap();
     assert!(name.starts_with("dra-") && name.ends_with("-reg.sock"), "{name}");
     let kubelet = KubeletDouble::start(root.path()).unwrap();
@@ -222,7 +222,7 @@ async fn two_instances_hand_over() {
     for (i, uid) in ["uid-old", "uid-new"].into_iter().enumerate() {
         let config = SocketConfig { instance: Some(uid.into()), ..config(root.path()) };
         let (handler, stop) = (Arc::<Script>::default(), CancellationToken::new());
-        let serving = serve(config, handler.clone(), stop.clone()).await.unwrap();
+        let serving = serve(config, handler.clone(), rig::no_health(), stop.clone()).await.unwrap();
         kubelet.wait(LIMIT, |events| (count(events, is_registered) == i + 1).then_some(())).await.unwrap();
         instances.push((serving, handler, stop));
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dranic::dra::grpc::{Registration, Serving, SocketConfig, serve};
+use dranic::dra::health::Reports;
 use dranic::dra::{ClaimError, ClaimHandler, PreparedDevice};
 use dranic::ledger::ClaimRef;
 use dranic::names::DeviceName;
@@ -94,7 +95,7 @@ impl Node {
         let root = tempfile::tempdir().unwrap();
         let handler = Arc::<Script>::default();
         let stop = CancellationToken::new();
-        let serving = serve(config(root.path()), handler.clone(), stop.clone()).await.unwrap();
+        let serving = serve(config(root.path()), handler.clone(), no_health(), stop.clone()).await.unwrap();
         Self { root, handler, serving, _guard: stop.clone().drop_guard(), stop }
     }
 
@@ -107,6 +108,11 @@ impl Node {
         let done = registered.wait_for(|state| *state == Registration::Registered);
         tokio::time::timeout(LIMIT, done).await.unwrap().unwrap();
     }
+}
+
+/// Nobody looks at devices.
+pub(crate) fn no_health() -> Reports {
+    tokio::sync::watch::channel(None).1
 }
 
 pub(crate) fn config(root: &Path) -> SocketConfig {

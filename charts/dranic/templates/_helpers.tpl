@@ -75,7 +75,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
     (list "state-dir" $agent.stateDir)
     (list "cdi-dir" $agent.cdiDir)
     (list "sysctl-dir" "/host/proc/sys/net")
-    (list "status-socket" $agent.statusSocket)
     (list "http-address" (include "dranic.httpAddress" .))
     (list "log-format" $agent.logFormat)
     (list "log-level" $agent.logLevel)
@@ -83,12 +82,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if not (kindIs "invalid" (index . 1)) }}
 - {{ printf "--%s=%v" (index . 0) (index . 1) | quote }}
 {{- end }}
-{{- end }}
-{{- if $agent.offerVeth }}
-- --offer-veth
-{{- end }}
-{{- if $agent.needDefaultRoute }}
-- --need-default-route
 {{- end }}
 {{- range $agent.extraArgs }}
 - {{ . | quote }}

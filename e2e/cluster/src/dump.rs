@@ -1,7 +1,7 @@
 //! The state of everything, for whoever looks into a failure.
 
-use std::fmt::Write as _;
 use std::path::Path;
+use std::time::Duration;
 
 use tokio::process::Command;
 
@@ -17,7 +17,7 @@ const LINKS: &str = "ip -d address; ip route show table all; ip rule; \
     nsenter --net=$f ip route show table all; nsenter --net=$f ip rule; done";
 
 /// Writes everything into `folder`, and gives an excerpt for the console.
-pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str) -> String {
+pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str, since: Duration) -> String {
     if let Err(error) = std::fs::create_dir_all(folder) {
         return format!("no dump: {}: {error}", folder.display());
     }
@@ -40,18 +40,11 @@ pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str
     ] {
         put(name.to_owned(), &text(cluster.inside("node1", &["bash", "-c", line])).await);
     }
-    let mut excerpt = String::new();
     for node in &cluster.nodes {
         for daemon in DAEMONS {
             let log = tail(&cluster.log(node, daemon));
             if !log.is_empty() {
                 put(format!("{node}-{daemon}.log"), &log);
-            }
-            if daemon == "agent" {
-                let bad = log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect::<Vec<_>>();
-                for line in bad.iter().rev().take(5).rev() {
-                    let _ = writeln!(excerpt, "{node} agent: {line}");
-                }
             }
         }
         put(format!("{node}-links.txt"), &text(cluster.inside(node, &["bash", "-c", LINKS])).await);

@@ -54,7 +54,7 @@ pub(crate) async fn run(args: &Args) -> Result<bool> {
                         failed += 1;
                         println!("FAILED  {:28} {:6.1} s  {error:#}", scenario.name, begin.elapsed().as_secs_f64());
                         let folder = args.dump.join(scenario.name);
-                        let excerpt = dump::everything(&cluster, &folder, &context.namespace).await;
+                        let excerpt = dump::everything(&cluster, &folder, &context.namespace, begin.elapsed()).await;
                         println!("        everything is in {}", folder.display());
                         excerpt.lines().for_each(|line| println!("        {line}"));
                         if args.keep {

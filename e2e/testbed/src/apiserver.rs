@@ -3,6 +3,7 @@
 //! It keeps objects as JSON with the metadata a real server sets, has its resource versions, conflicts, field selectors, watches
 //! and the validation of slices, and can be told to fail. It checks no credentials: `forbid` plays RBAC.
 
+mod apply;
 mod claims;
 mod faults;
 mod http;
@@ -149,6 +150,23 @@ impl ApiServerDouble {
     /// Fields below `spec` that are dropped from slices when they are written (`devices[].taints`).
     pub fn drop_fields(&self, paths: &[&str]) {
         self.shared.store().drop_fields = paths.iter().map(|p| (*p).to_owned()).collect();
+    }
+
+    /// Refuses changes of `status.devices` as 1.36 and later do without the verb `associated-node:patch` on `resourceclaims/driver`.
+    pub fn refuse_device_status(&self, refuse: bool) {
+        self.shared.store().refuse_device_status = refuse;
+    }
+
+    /// From now on nothing can be created in the namespace, as while it is being deleted.
+    pub fn terminate_namespace(&self, namespace: &str) {
+        self.shared.store().terminating.insert(namespace.to_owned());
+    }
+
+    /// The entries of `status.devices` of a claim.
+    #[must_use]
+    pub fn claim_devices(&self, namespace: &str, name: &str) -> Vec<Value> {
+        let claim = self.object("resourceclaims", namespace, name).unwrap_or_default();
+        claim["status"]["devices"].as_array().cloned().unwrap_or_default()
     }
 
     /// Ends all watches, as a restart of the server does.

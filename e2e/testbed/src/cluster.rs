@@ -1,12 +1,15 @@
-//! A scratch cluster of one node: NICs on a fabric, doubles of API server, kubelet and runtime, and `dranic agent` as a real
-//! process. Everything goes when it is dropped.
+//! A scratch cluster of one node: NICs on a fabric, doubles of API server and kubelet, and `dranic agent` as a real process: a
+//! [`Site`]. [`Cluster`] adds the double of the runtime, [`RealCluster`] a real containerd. Everything goes when it is dropped.
 
 mod agent;
+mod disturb;
 mod pod;
+mod real;
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::ops::{Deref, DerefMut};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -21,6 +24,7 @@ use crate::runtime::{RuntimeDouble, RuntimeOptions};
 
 pub use agent::Agent;
 pub use pod::Pod;
+pub use real::RealCluster;
 
 /// Name of the node.
 pub const NODE: &str = "node-1";
@@ -35,7 +39,7 @@ pub struct Options {
     pub nics: Vec<NicSpec>,
     /// More arguments for the agent.
     pub arguments: Vec<String>,
-    /// The runtime, for the socket it is given.
+    /// The runtime, for the socket it is given; a [`RealCluster`] has its own.
     pub runtime: fn(PathBuf) -> RuntimeOptions,
 }
 
@@ -53,23 +57,46 @@ impl Options {
     }
 }
 
-/// The cluster.
-pub struct Cluster {
+/// A node with NICs, its kubelet and API server, and the agent; all but the runtime.
+pub struct Site {
     /// The agent; none while it is stopped.
     pub agent: Option<Agent>,
     /// API server.
     pub api: ApiServerDouble,
     /// Kubelet.
     pub kubelet: KubeletDouble,
-    /// Container runtime.
-    pub runtime: RuntimeDouble,
     /// The node.
     pub node: Node,
+    /// What its NICs are connected to.
+    pub fabric: Fabric,
+    options: Options,
+    /// The runtime's NRI socket, as the agent finds it.
+    nri_socket: PathBuf,
+    dir: PathBuf,
+}
+
+/// A [`Site`] with the double of the runtime.
+pub struct Cluster {
+    site: Site,
+    /// Container runtime.
+    pub runtime: RuntimeDouble,
     /// Pods' namespaces.
     pub pods: PodDir,
-    options: Options,
-    _fabric: Fabric,
-    dir: tempfile::TempDir,
+    _dir: tempfile::TempDir,
+}
+
+impl Deref for Cluster {
+    type Target = Site;
+
+    fn deref(&self) -> &Site {
+        &self.site
+    }
+}
+
+impl DerefMut for Cluster {
+    fn deref_mut(&mut self) -> &mut Site {
+        &mut self.site
+    }
 }
 
 impl Cluster {
@@ -79,18 +106,11 @@ impl Cluster {
     /// When something can't be made, for example without root.
     pub fn new(options: Options) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("dranic-").tempdir().context("a folder for the cluster")?;
-        let (fabric, node) = (Fabric::new()?, Node::new()?);
-        for nic in &options.nics {
-            fabric.add_nic(&node, nic)?;
-        }
-        let pods = PodDir::new(&dir.path().join("netns"))?;
-        let listener = node.netns().run(|| TcpListener::bind("127.0.0.1:0"))?.context("a socket for the API server")?;
-        let api = ApiServerDouble::start(listener)?;
-        api.add_node(NODE);
-        api.write_kubeconfig(&dir.path().join("kubeconfig"))?;
-        let kubelet = KubeletDouble::start(&dir.path().join("kubelet"))?;
-        let runtime = RuntimeDouble::start((options.runtime)(dir.path().join("nri.sock")))?;
-        Ok(Self { agent: None, api, kubelet, runtime, node, pods, options, _fabric: fabric, dir })
+        let socket = dir.path().join("nri.sock");
+        let runtime = (options.runtime)(socket.clone());
+        let site = Site::new(options, Node::new()?, dir.path(), socket)?;
+        let pods = PodDir::new(&site.path("netns"))?;
+        Ok(Self { site, runtime: RuntimeDouble::start(runtime)?, pods, _dir: dir })
     }
 
     /// [`Self::new`], with an agent that is ready.
@@ -104,10 +124,54 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// [`Site::claim_for`] a pod of this cluster.
+    ///
+    /// # Errors
+    /// When a NIC is not published.
+    pub fn claim(&self, name: &str, pod: &Pod, nics: &[String], configs: &[ClaimConfig]) -> Result<Claim> {
+        self.claim_for(name, (&pod.name, &pod.uid), nics, configs)
+    }
+
+    /// Every difference between two looks at the host, by NIC.
+    #[must_use]
+    pub fn differences(before: &BTreeMap<String, HostState>, after: &BTreeMap<String, HostState>) -> Vec<(String, Difference)> {
+        let mut all = Vec::new();
+        for (name, state) in before {
+            match after.get(name) {
+                Some(now) => all.extend(host_state::compare(state, now).into_iter().map(|d| (name.clone(), d))),
+                None => all.push((
+                    name.clone(),
+                    Difference { what: "link".to_owned(), before: "on the host".to_owned(), after: String::new() },
+                )),
+            }
+        }
+        all
+    }
+}
+
+impl Site {
+    /// Makes NICs in `node` and the doubles; `dir` has the same path in the node. Starts no agent yet.
+    ///
+    /// # Errors
+    /// When something can't be made, for example without root.
+    pub fn new(options: Options, node: Node, dir: &Path, nri_socket: PathBuf) -> Result<Self> {
+        let fabric = Fabric::new()?;
+        for nic in &options.nics {
+            fabric.add_nic(&node, nic)?;
+        }
+        std::fs::create_dir_all(dir)?;
+        let listener = node.netns().run(|| TcpListener::bind("127.0.0.1:0"))?.context("a socket for the API server")?;
+        let api = ApiServerDouble::start(listener)?;
+        api.add_node(NODE);
+        api.write_kubeconfig(&dir.join("kubeconfig"))?;
+        let kubelet = KubeletDouble::start(&dir.join("kubelet"))?;
+        Ok(Self { agent: None, api, kubelet, node, fabric, options, nri_socket, dir: dir.to_owned() })
+    }
+
     /// A path in the cluster's folder.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.dir.join(name)
     }
 
     /// Starts the agent.
@@ -115,7 +179,7 @@ impl Cluster {
     /// # Errors
     /// When the program can't be run.
     pub fn start_agent(&mut self) -> Result<()> {
-        self.agent = Some(Agent::spawn(&self.options, &self.node, self.dir.path())?);
+        self.agent = Some(Agent::spawn(&self.options, &self.node, &self.dir, &self.nri_socket)?);
         Ok(())
     }
 
@@ -127,7 +191,7 @@ impl Cluster {
         self.agent.take().context("there is no agent")?.kill()
     }
 
-    /// Waits until kubelet and runtime have the agent and every NIC is published.
+    /// Waits until kubelet and runtime have the agent and every NIC is published (beside the ends of pods, if there are any).
     ///
     /// # Errors
     /// When it takes longer than `limit`, with what is missing and the agent's log.
@@ -139,7 +203,7 @@ impl Cluster {
             if let Ok(status) = &status
                 && status.nri_connected
                 && status.kubelet == "registered"
-                && status.published_devices == wanted
+                && status.published_devices >= wanted
                 && self.kubelet.wait_driver(&self.options.driver, Duration::from_millis(1)).await.is_ok()
             {
                 return Ok(());
@@ -186,18 +250,18 @@ impl Cluster {
     }
 
     /// Does what user and scheduler do: a claim in namespace `default`, with one request `r<n>` for each NIC, allocated and
-    /// reserved for `pod`.
+    /// reserved for the pod with this name and UID.
     ///
     /// # Errors
     /// When a NIC is not published.
-    pub fn claim(&self, name: &str, pod: &Pod, nics: &[String], configs: &[ClaimConfig]) -> Result<Claim> {
+    pub fn claim_for(&self, name: &str, pod: (&str, &str), nics: &[String], configs: &[ClaimConfig]) -> Result<Claim> {
         let requests: Vec<String> = (0..nics.len()).map(|n| format!("r{n}")).collect();
         let names: Vec<&str> = requests.iter().map(String::as_str).collect();
         let uid = self.api.create_claim(claim_json("default", name, "nic", &names, configs));
         let devices: Vec<String> = nics.iter().map(|nic| self.device(nic)).collect::<Result<_>>()?;
         let devices: Vec<[&str; 1]> = devices.iter().map(|d| [d.as_str()]).collect();
         let results: Vec<(&str, &[&str])> = names.iter().copied().zip(devices.iter().map(|d| &d[..])).collect();
-        self.api.allocate("default", name, &self.options.driver, NODE, &results, (&pod.name, &pod.uid), configs)?;
+        self.api.allocate("default", name, &self.options.driver, NODE, &results, pod, configs)?;
         Ok(Claim { namespace: "default".to_owned(), uid, name: name.to_owned() })
     }
 
@@ -245,21 +309,5 @@ impl Cluster {
             }
         }
         Ok(states)
-    }
-
-    /// Every difference between two looks at the host, by NIC.
-    #[must_use]
-    pub fn differences(before: &BTreeMap<String, HostState>, after: &BTreeMap<String, HostState>) -> Vec<(String, Difference)> {
-        let mut all = Vec::new();
-        for (name, state) in before {
-            match after.get(name) {
-                Some(now) => all.extend(host_state::compare(state, now).into_iter().map(|d| (name.clone(), d))),
-                None => all.push((
-                    name.clone(),
-                    Difference { what: "link".to_owned(), before: "on the host".to_owned(), after: String::new() },
-                )),
-            }
-        }
-        all
     }
 }

@@ -25,12 +25,15 @@ pub use cri::{Exec, PodSpec, v1};
 pub use kit::{Kit, NoContainerd};
 use node::Node;
 
+use crate::fabric;
+
 /// The image of every container: a busybox.
 pub const IMAGE: &str = "dranic.test/busybox:1";
 const PAUSE_IMAGE: &str = "dranic.test/pause:1";
 
 const SOCKET: &str = "/run/containerd/containerd.sock";
-const NRI_SOCKET: &str = "/run/nri/nri.sock";
+/// The NRI socket, as programs of the node find it.
+pub const NRI_SOCKET: &str = "/run/nri/nri.sock";
 
 /// How long containerd may take to answer after its start; it takes some 0.3 s on a quiet machine.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -91,6 +94,14 @@ impl Containerd {
         Netns::open(&self.node.namespace("net"))
     }
 
+    /// The node, for NICs and for programs that are children of the test's process ([`fabric::NodeCommand`]).
+    ///
+    /// # Errors
+    /// When the node has ended.
+    pub fn node(&self) -> anyhow::Result<fabric::Node> {
+        fabric::Node::of(&self.node.namespaces())
+    }
+
     /// A command that runs `program` (an absolute path) in the node, with `/` as its working directory. Killing the child
     /// kills the program; [`Containerd::terminate`] asks it to end. It can't outlive the node.
     #[must_use]
@@ -112,7 +123,7 @@ impl Containerd {
         host_path(&self.node, in_node)
     }
 
-    /// The NRI socket, as the test's process finds it. In the node it is `/run/nri/nri.sock`.
+    /// The NRI socket, as the test's process finds it. In the node it is [`NRI_SOCKET`].
     #[must_use]
     pub fn nri_socket(&self) -> PathBuf {
         self.path(NRI_SOCKET)

@@ -4,7 +4,9 @@
 //! dies. Only [`PodDir`] and [`PodNetns`] are seen outside (a runtime shows pods' namespaces as files); they undo it when dropped.
 //! Everything here needs root: tests ask [`root`] first.
 
+use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
@@ -12,6 +14,7 @@ use dranic::netdev::{Link, LinkAddress};
 use dranic::netlink::RouteSocket;
 use dranic::netns::Netns;
 use ipnet::IpNet;
+use nix::sched::CloneFlags;
 
 pub mod links;
 
@@ -39,7 +42,7 @@ pub fn root() -> bool {
 /// Without `CAP_SYS_ADMIN`.
 pub fn new_netns() -> Result<Netns> {
     on_thread(|| {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).context("unshare a network namespace")?;
+        nix::sched::unshare(CloneFlags::CLONE_NEWNET).context("unshare a network namespace")?;
         let mut socket = RouteSocket::open()?;
         links::up(&mut socket, "lo")?;
         Ok(Netns::current()?)
@@ -53,7 +56,7 @@ pub fn new_netns() -> Result<Netns> {
 pub fn with_scratch_netns<T: Send>(work: impl FnOnce(&Netns) -> T + Send) -> T {
     on_thread(|| {
         let netns = new_netns().expect("a scratch network namespace");
-        nix::sched::setns(&netns, nix::sched::CloneFlags::CLONE_NEWNET).expect("entering the scratch namespace");
+        nix::sched::setns(&netns, CloneFlags::CLONE_NEWNET).expect("entering the scratch namespace");
         work(&netns)
     })
 }
@@ -73,6 +76,8 @@ pub struct Fabric {
 #[derive(Debug)]
 pub struct Node {
     netns: Netns,
+    /// Its other namespaces, if it has more than that one; the mount namespace is the first.
+    others: Vec<(File, CloneFlags)>,
 }
 
 /// What a NIC shall be.
@@ -109,7 +114,27 @@ impl Node {
     /// # Errors
     /// Without `CAP_SYS_ADMIN`.
     pub fn new() -> Result<Self> {
-        Ok(Self { netns: new_netns()? })
+        Ok(Self { netns: new_netns()?, others: Vec::new() })
+    }
+
+    /// A node that somebody else made, with mount, pid, uts and ipc namespaces of its own: the ones in `folder` (`/proc/PID/ns`).
+    /// Its children's pid namespace counts, so PID may be the process that made it.
+    ///
+    /// # Errors
+    /// When the process has ended.
+    pub fn of(folder: &Path) -> Result<Self> {
+        let kinds = [
+            ("mnt", CloneFlags::CLONE_NEWNS),
+            ("pid_for_children", CloneFlags::CLONE_NEWPID),
+            ("uts", CloneFlags::CLONE_NEWUTS),
+            ("ipc", CloneFlags::CLONE_NEWIPC),
+        ];
+        let open = |(name, kind)| -> Result<(File, CloneFlags)> {
+            let path = folder.join(name);
+            Ok((File::open(&path).with_context(|| path.display().to_string())?, kind))
+        };
+        let others = kinds.into_iter().map(open).collect::<Result<_>>()?;
+        Ok(Self { netns: Netns::open(&folder.join("net"))?, others })
     }
 
     /// The host's network namespace.

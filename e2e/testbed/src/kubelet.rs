@@ -1,10 +1,11 @@
 //! A double of the kubelet's plugin manager and DRA client.
 //!
 //! It finds registration sockets, calls them with the same bytes as the real kubelet ([`h2`]), picks a version by the same rule, and
-//! sends claims to the newest plugin of a driver. What it leaves out: sub-folders of the registry, health streams, and the 30 s after
-//! which slices are deleted.
+//! sends claims to the newest plugin of a driver. It watches the health of devices ([`health`]). What it leaves out: sub-folders of
+//! the registry, and the 30 s after which slices are deleted.
 
 pub mod h2;
+pub mod health;
 mod hpack;
 
 use std::collections::HashMap;
@@ -20,7 +21,10 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::{Channel, Endpoint};
+
+use self::health::DriverHealth;
 
 pub use dranic::dra::proto::v1::{Claim, Device};
 
@@ -70,6 +74,8 @@ struct Plugin {
     endpoint: PathBuf,
     version: String,
     channel: Channel,
+    /// Its health stream; it ends with the last copy of this.
+    _health: Option<Arc<AbortOnDropHandle<()>>>,
 }
 
 /// A socket in the registry.
@@ -86,6 +92,8 @@ struct State {
     /// Oldest first.
     plugins: Vec<Plugin>,
     events: Vec<Event>,
+    /// By driver.
+    health: HashMap<String, DriverHealth>,
 }
 
 /// The running double; it stops when dropped, and forgets everything, like a kubelet that is restarted.
@@ -120,7 +128,7 @@ impl KubeletDouble {
         let state = Arc::<Mutex<State>>::default();
         let (sender, changed) = watch::channel(0);
         let versions = versions.iter().map(|&version| version.to_owned()).collect();
-        let manager = Manager { registry, versions, state: state.clone(), changed: sender };
+        let manager = Manager { registry, versions, state: state.clone(), changed: Arc::new(sender) };
         Ok(Self { state, changed, task: tokio::spawn(manager.run()) })
     }
 
@@ -254,7 +262,7 @@ struct Manager {
     registry: PathBuf,
     versions: Vec<String>,
     state: Arc<Mutex<State>>,
-    changed: watch::Sender<usize>,
+    changed: Arc<watch::Sender<usize>>,
 }
 
 impl Manager {
@@ -326,8 +334,12 @@ impl Manager {
         let taken = state.plugins.iter().any(|plugin| plugin.driver == info.name && plugin.endpoint == endpoint);
         ensure!(!taken, "endpoint {} of driver {} is registered already", endpoint.display(), info.name);
         let channel = channel(endpoint.clone());
+        let health = health::pick(&info.supported_versions).map(|service| {
+            let stream = health::Stream::new(service, info.name.clone(), channel.clone(), &self.state, &self.changed);
+            Arc::new(AbortOnDropHandle::new(tokio::spawn(stream.run())))
+        });
         let event = Event::Registered { driver: info.name.clone(), endpoint: endpoint.clone(), version: version.clone() };
-        state.plugins.push(Plugin { driver: info.name, socket: path.to_owned(), endpoint, version, channel });
+        state.plugins.push(Plugin { driver: info.name, socket: path.to_owned(), endpoint, version, channel, _health: health });
         Ok(event)
     }
 
@@ -335,6 +347,8 @@ impl Manager {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = state.plugins.iter().position(|plugin| plugin.socket == path) {
             let driver = state.plugins.remove(at).driver;
+            // As the real one does when a stream ends, also when another instance has one.
+            state.health.remove(&driver);
             drop(state);
             self.tell(Event::Unregistered { driver });
         }

@@ -4,6 +4,7 @@
 //! machines without one.
 
 pub mod apiserver;
+pub mod bench;
 pub mod cluster;
 pub mod containerd;
 pub mod fabric;

@@ -7,7 +7,7 @@
 mod connection;
 mod handshake;
 mod log;
-mod pods;
+pub(crate) mod pods;
 mod relay;
 pub mod scripted;
 pub mod wire;
@@ -175,7 +175,7 @@ impl Inner {
     }
 }
 
-/// The running double. Dropping it closes listener and connections and removes the socket.
+/// The running double. Dropping it closes listener and connections and, unless it was stopped, removes the socket.
 pub struct RuntimeDouble {
     inner: Arc<Inner>,
     listener: Mutex<Option<JoinHandle<()>>>,
@@ -373,14 +373,14 @@ impl RuntimeDouble {
 
 impl Drop for RuntimeDouble {
     fn drop(&mut self) {
+        // Once stopped, the socket may be another runtime's.
         if let Some(listener) = locked(&self.listener).take() {
             listener.abort();
+            let _ = std::fs::remove_file(&self.inner.options.socket);
         }
         for plugin in locked(&self.inner.plugins).drain(..) {
             plugin.connection.closed.cancel();
         }
-        // Already gone after a clean stop.
-        let _ = std::fs::remove_file(&self.inner.options.socket);
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
-use super::attach::Job;
+use super::jobs::Job;
+use super::taken;
 use crate::attach::Step;
 use crate::netdev::{address, link, neighbour, route, rule, sysctl};
-use crate::netlink::{Request, RouteSocket};
+use crate::netlink::{NetlinkError, Request, RouteSocket};
 use crate::netns::Netns;
 
 /// A step that failed.
@@ -62,11 +63,16 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
     let requests = work.iter().filter_map(|(position, _, step)| request(jobs[*position].index, step)).collect();
     let results = socket.pipeline(requests, deadline);
     for ((position, stage, step), result) in work.iter().zip(results) {
-        match result {
-            Ok(()) => {}
-            // Two devices of a pod may bring the same route or rule: once more is what was wanted.
-            Err(e) if e.errno() == Some(nix::libc::EEXIST) && *stage >= Stage::Neighbours => {}
-            Err(e) => return Err(StepFailure { job: *position, step: describe(step), why: e.to_string() }),
+        let job = &jobs[*position];
+        let exists = |e: &NetlinkError| e.errno() == Some(nix::libc::EEXIST);
+        let why = match (result, step) {
+            (Err(e), Step::Route { route, configured }) if exists(&e) => taken::conflict(socket, jobs, job, route, *configured),
+            // Two devices of a pod may bring the same neighbour or rule: once more is what was wanted.
+            (Err(e), _) if exists(&e) && *stage >= Stage::Neighbours => None,
+            (result, _) => result.err().map(|e| e.to_string()),
+        };
+        if let Some(why) = why {
+            return Err(StepFailure { job: *position, step: describe(step), why });
         }
     }
     Ok(())
@@ -78,7 +84,7 @@ fn request(index: u32, step: &Step) -> Option<Request> {
         Step::Up => link::up_request(index, true),
         Step::Address { address } => address::add_request(index, &address),
         Step::Neighbour { neighbour } => neighbour::add_request(index, &neighbour),
-        Step::Route { route } => route::add_request(index, &route, false),
+        Step::Route { route, .. } => route::add_request(index, &route, false),
         Step::Rule { rule } => rule::add_request(&rule),
     })
 }
@@ -113,7 +119,7 @@ pub(super) fn describe(step: &Step) -> String {
         Step::Up => "setting it up".to_owned(),
         Step::Address { address } => format!("adding address {}/{}", address.ip, address.prefix_len),
         Step::Neighbour { neighbour } => format!("adding neighbour {}", neighbour.ip),
-        Step::Route { route } => {
+        Step::Route { route, .. } => {
             let via = route.gateway.map(|g| format!(" via {g}")).unwrap_or_default();
             format!("adding route {}{via} in table {}", route.destination, route.table)
         }

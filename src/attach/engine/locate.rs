@@ -16,6 +16,12 @@ pub(super) fn is_device(record: &DeviceRecord, link: &Link) -> bool {
     }
 }
 
+/// Whether `now` is still the link that the inventory saw as `seen`: an index can be another link's by now.
+pub(super) fn is_same(seen: &Link, now: &Link) -> bool {
+    let hardware = |link: &Link| (link.kind.clone(), link.parent_device.clone(), link.perm_address.clone());
+    hardware(seen) == hardware(now) && (seen.perm_address.is_some() || seen.address == now.address)
+}
+
 fn has_known_address(record: &DeviceRecord, link: &Link) -> bool {
     let configured = record.plan.steps.iter().find_map(|step| match step {
         crate::attach::Step::Move { address, .. } => address.as_ref(),
@@ -25,7 +31,7 @@ fn has_known_address(record: &DeviceRecord, link: &Link) -> bool {
 }
 
 /// The device's link among `links`: the one with `index` if it is the device; else the only one that is.
-pub(super) fn find<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
+pub(crate) fn find<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
     let by_index = links.iter().find(|link| link.index == index).filter(|link| is_device(record, link));
     by_index.or_else(|| {
         // Another index: several links without hardware may look alike, and then none is better than a wrong one.

@@ -1,18 +1,28 @@
 //! One operation at a time for each pod, and telling a running attach to stop.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use crate::names::PodUid;
+use crate::names::{PodUid, SandboxId};
+
+#[derive(Debug, Default)]
+struct State {
+    busy: bool,
+    /// What releases that wait, or work, take back: one sandbox, or (none) everything of the pod. Attaches of these stop.
+    cancels: Vec<Option<SandboxId>>,
+}
 
 #[derive(Debug, Default)]
 struct Slot {
-    busy: Mutex<bool>,
+    state: Mutex<State>,
     free: Condvar,
-    /// How many releases wait for a running attach: while there is one, attaches stop.
-    cancels: Mutex<usize>,
-    cancelled: AtomicBool,
+}
+
+impl Slot {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Locks by pod. A pod's entry goes when nobody holds or awaits it.
@@ -25,62 +35,74 @@ pub struct PodGuard<'a> {
     pods: &'a Pods,
     uid: PodUid,
     slot: Arc<Slot>,
-    cancelling: bool,
+    cancels: Option<Option<SandboxId>>,
+    /// False while it waits.
+    held: bool,
 }
 
 impl Pods {
-    /// Waits until nobody works on the pod.
-    pub(super) fn lock(&self, uid: &PodUid) -> PodGuard<'_> {
-        self.take(uid, false)
+    /// Waits until nobody works on the pod, at most until `limit`.
+    pub(super) fn lock(&self, uid: &PodUid, limit: Instant) -> Option<PodGuard<'_>> {
+        self.take(uid, None, Some(limit))
     }
 
-    /// As [`Pods::lock`], and asks an attach that runs meanwhile to stop and roll back.
-    pub(super) fn lock_cancelling(&self, uid: &PodUid) -> PodGuard<'_> {
-        self.take(uid, true)
+    /// As [`Pods::lock`], and asks a running attach to stop and roll back: that into `sandbox`, or, with none, any.
+    pub(super) fn lock_cancelling(
+        &self,
+        uid: &PodUid,
+        sandbox: Option<&SandboxId>,
+        limit: Option<Instant>,
+    ) -> Option<PodGuard<'_>> {
+        self.take(uid, Some(sandbox.cloned()), limit)
     }
 
-    fn take(&self, uid: &PodUid, cancelling: bool) -> PodGuard<'_> {
-        let slot = {
-            let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            map.entry(uid.clone()).or_default().clone()
-        };
-        if cancelling {
-            slot.add_cancel(1);
+    fn take(&self, uid: &PodUid, cancels: Option<Option<SandboxId>>, limit: Option<Instant>) -> Option<PodGuard<'_>> {
+        let slot = self.map().entry(uid.clone()).or_default().clone();
+        let mut guard = PodGuard { pods: self, uid: uid.clone(), slot, cancels, held: false };
+        let mut state = guard.slot.state();
+        state.cancels.extend(guard.cancels.clone());
+        while state.busy {
+            let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
+            state = match left {
+                Some(left) if left.is_zero() => {
+                    drop(state);
+                    return None;
+                }
+                Some(left) => guard.slot.free.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => guard.slot.free.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
         }
-        let mut busy = slot.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        while *busy {
-            busy = slot.free.wait(busy).unwrap_or_else(PoisonError::into_inner);
-        }
-        *busy = true;
-        drop(busy);
-        PodGuard { pods: self, uid: uid.clone(), slot, cancelling }
+        state.busy = true;
+        drop(state);
+        guard.held = true;
+        Some(guard)
     }
-}
 
-impl Slot {
-    fn add_cancel(&self, by: isize) {
-        let mut cancels = self.cancels.lock().unwrap_or_else(PoisonError::into_inner);
-        *cancels = cancels.saturating_add_signed(by);
-        self.cancelled.store(*cancels > 0, Ordering::SeqCst);
+    fn map(&self) -> MutexGuard<'_, HashMap<PodUid, Arc<Slot>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl PodGuard<'_> {
-    /// Whether somebody waits to take this pod's devices back.
-    pub(super) fn is_cancelled(&self) -> bool {
-        self.slot.cancelled.load(Ordering::SeqCst)
+    /// Whether somebody waits to take back what is in, or on its way into, `sandbox`.
+    pub(super) fn is_cancelled(&self, sandbox: &SandboxId) -> bool {
+        self.slot.state().cancels.iter().any(|which| which.as_ref().is_none_or(|which| which == sandbox))
     }
 }
 
 impl Drop for PodGuard<'_> {
     fn drop(&mut self) {
-        if self.cancelling {
-            self.slot.add_cancel(-1);
+        let mut map = self.pods.map();
+        let mut state = self.slot.state();
+        if let Some(cancels) = &self.cancels
+            && let Some(at) = state.cancels.iter().position(|other| other == cancels)
+        {
+            state.cancels.swap_remove(at);
         }
-        let mut map = self.pods.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *self.slot.busy.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        state.busy &= !self.held;
+        drop(state);
         self.slot.free.notify_one();
-        // Two references: the map's and ours. A waiter holds a third one.
+        // The map's reference, ours, and that of each other who waits or works; `take` adds its own under the map's lock.
         if Arc::strong_count(&self.slot) == 2 {
             map.remove(&self.uid);
         }
@@ -93,24 +115,41 @@ mod tests {
 
     use super::*;
 
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
     #[test]
     fn a_pod_is_worked_on_by_one_and_its_entry_goes_afterwards() {
         let pods = Pods::default();
-        let uid = PodUid::new("a").unwrap();
-        let first = pods.lock(&uid);
-        assert!(!first.is_cancelled());
+        let (uid, sandbox, other) = (PodUid::new("a").unwrap(), SandboxId::new("s").unwrap(), SandboxId::new("other").unwrap());
+        let first = pods.lock(&uid, soon()).unwrap();
+        assert!(!first.is_cancelled(&sandbox));
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| {
-                let guard = pods.lock_cancelling(&uid);
-                drop(guard);
-            });
-            while !first.is_cancelled() {
+            let waiter = scope.spawn(|| drop(pods.lock_cancelling(&uid, Some(&sandbox), None).unwrap()));
+            while !first.is_cancelled(&sandbox) {
                 std::thread::sleep(Duration::from_millis(1));
             }
+            assert!(!first.is_cancelled(&other), "the end of one sandbox does not stop an attach into another");
             assert!(!waiter.is_finished());
             drop(first);
         });
-        assert!(pods.0.lock().unwrap().is_empty());
-        assert!(!pods.lock(&uid).is_cancelled());
+        assert!(pods.map().is_empty());
+        let whole = pods.lock_cancelling(&uid, None, Some(soon())).unwrap();
+        assert!(whole.is_cancelled(&sandbox) && whole.is_cancelled(&other));
+        drop(whole);
+        assert!(!pods.lock(&uid, soon()).unwrap().is_cancelled(&sandbox));
+    }
+
+    #[test]
+    fn nobody_waits_longer_than_he_said_and_nothing_stays_of_him() {
+        let pods = Pods::default();
+        let (uid, sandbox) = (PodUid::new("a").unwrap(), SandboxId::new("s").unwrap());
+        let first = pods.lock(&uid, Instant::now()).expect("free, so there is nothing to wait for");
+        assert!(pods.lock(&uid, Instant::now() + Duration::from_millis(5)).is_none());
+        assert!(pods.lock_cancelling(&uid, None, Some(Instant::now() + Duration::from_millis(5))).is_none());
+        assert!(!first.is_cancelled(&sandbox));
+        drop(first);
+        assert!(pods.map().is_empty());
     }
 }

@@ -1,19 +1,20 @@
 //! Prepare: everything that is slow or can fail, before there is a sandbox.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Engine, KernelError, look_deadline, micros_since, now_unix_ms};
+use super::{Engine, KernelError, LOCK_LIMIT, Observed, jobs, locate, look_deadline, micros_since, now_unix_ms};
 use crate::attach::plan::{self, PlanError};
+use crate::crash;
 use crate::dra::resolve::{ResolvedClaim, ResolvedDevice};
 use crate::inventory::Device;
 use crate::inventory::policy::why_needed;
-use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, Durability, Phase, PodRef, StepTime};
+use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, Durability, LedgerError, Phase, PodRef, StepTime};
 use crate::names::{DeviceName, PodLinkName};
 use crate::netdev::host_state::Snapshot;
-use crate::netdev::{link, uplink};
-use crate::netlink::RouteSocket;
+use crate::netdev::{Link, link, uplink};
+use crate::netlink::{NetlinkError, RouteSocket};
 
 /// A claim can't be prepared. Nothing was changed, or it was put back.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +56,21 @@ pub enum PrepareReason {
         /// The claim that has it.
         owner: String,
     },
+    /// A sandbox of another pod has the claim's devices.
+    #[error("pod {pod} still has the devices of this claim; the kubelet will ask again until its sandbox is stopped")]
+    OtherPod {
+        /// Name of that pod.
+        pod: String,
+    },
+    /// What was recorded of the claim before could not be ended.
+    #[error("its former use could not be ended: {why}")]
+    NotEnded {
+        /// Why.
+        why: String,
+    },
+    /// Something else is under way for the pod, for long.
+    #[error("something else is still under way for the pod; the kubelet will ask again")]
+    Busy,
     /// There is no plan for it.
     #[error("request {request}, device {device}: {source}")]
     Plan {
@@ -96,20 +112,43 @@ impl Engine {
     }
 
     fn prepare_alone(&self, claim: &ResolvedClaim, pod: &PodRef) -> Result<Arc<ClaimRecord>, PrepareReason> {
-        let _guard = self.pods.lock(&pod.uid);
-        if let Some(record) = self.ledger.get(&claim.claim.uid) {
-            if record.boot_id == self.boot_id {
-                return Ok(record);
+        self.end_other_use(claim, pod)?;
+        let _guard = self.pods.lock(&pod.uid, Instant::now() + LOCK_LIMIT).ok_or(PrepareReason::Busy)?;
+        match self.ledger.get(&claim.claim.uid) {
+            // A prepare that was killed may have left links up.
+            Some(record) if self.is_this(&record, claim, pod) => self.take_down(&record).map_err(|(step, e)| kernel(step, e)),
+            Some(_) => Err(PrepareReason::Busy),
+            None => {
+                self.reserve(claim)?;
+                crash::point("prepare: reserved");
+                let prepared = self.prepare_reserved(claim, pod);
+                if self.ledger.get(&claim.claim.uid).is_none() {
+                    self.unreserve(&claim.claim.uid);
+                }
+                prepared
             }
-            // Of before a reboot: nothing of it is true any more.
-            self.forget(&record).map_err(|e| kernel("removing the record of before the reboot", e))?;
         }
-        self.reserve(claim)?;
-        let prepared = self.prepare_reserved(claim, pod);
-        if prepared.is_err() {
-            self.unreserve(&claim.claim.uid);
+    }
+
+    /// Whether `record` is what is asked for.
+    fn is_this(&self, record: &ClaimRecord, claim: &ResolvedClaim, pod: &PodRef) -> bool {
+        let (wanted, recorded) = (claim.devices.iter().map(|d| &d.device), record.devices.iter().map(|d| &d.device));
+        record.boot_id == self.boot_id
+            && record.pod.uid == pod.uid
+            && wanted.collect::<BTreeSet<_>>() == recorded.collect::<BTreeSet<_>>()
+    }
+
+    /// A claim can outlive its pod. What is recorded for another pod, of before a reboot, or for other devices, ends first: a pod
+    /// that is not the record's would get no device.
+    fn end_other_use(&self, claim: &ResolvedClaim, pod: &PodRef) -> Result<(), PrepareReason> {
+        let Some(record) = self.ledger.get(&claim.claim.uid).filter(|record| !self.is_this(record, claim, pod)) else {
+            return Ok(());
+        };
+        let is_in_use = record.boot_id == self.boot_id && record.devices.iter().any(|d| d.attachment.is_some());
+        if is_in_use {
+            return Err(PrepareReason::OtherPod { pod: record.pod.name.clone() });
         }
-        prepared
+        self.unprepare(&record.claim).map_err(|why| PrepareReason::NotEnded { why })
     }
 
     fn prepare_reserved(&self, claim: &ResolvedClaim, pod: &PodRef) -> Result<Arc<ClaimRecord>, PrepareReason> {
@@ -122,14 +161,15 @@ impl Engine {
             boot_id: self.boot_id.clone(),
             devices: records,
         };
+        crash::point("prepare: planned");
         let record = self.ledger.put(record, Durability::Disk).map_err(|e| kernel("writing the ledger", KernelError::from(e)))?;
-        match self.take_down(&record) {
-            Ok(record) => Ok(record),
-            Err((step, error)) => {
-                self.put_back(&record);
-                Err(kernel(step, error))
-            }
-        }
+        crash::point("prepare: recorded");
+        let record = self.take_down(&record).map_err(|(step, error)| {
+            self.put_back(&record);
+            kernel(step, error)
+        })?;
+        self.observe(&record, Observed::Prepared);
+        Ok(record)
     }
 
     /// Reserves every device of the claim, or none.
@@ -177,15 +217,14 @@ impl Engine {
         // The inventory may lag behind: a default route can have come by a device since it was published.
         let needed = uplink::needed(&snapshot.links, &snapshot.routes);
         let mut names: BTreeMap<PodLinkName, DeviceName> = self
-            .ledger
-            .by_pod(&pod.uid)
+            .current(self.ledger.by_pod(&pod.uid))
             .iter()
             .flat_map(|r| r.devices.iter().map(|d| (d.plan.pod_link.clone(), d.device.clone())))
             .collect();
         let mut records = Vec::with_capacity(devices.len());
         for (wanted, device) in devices {
             let start = Instant::now();
-            let index = device.link.as_ref().map_or(0, |l| l.index);
+            let index = self.same_index(&snapshot, device).ok_or_else(|| went_away(&wanted.device))?;
             if let Some(why) = needed.get(&index) {
                 return Err(PrepareReason::Needed {
                     device: wanted.device.clone(),
@@ -194,10 +233,7 @@ impl Engine {
                 });
             }
             let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel("reading sysctls", e.into()))?;
-            let host = host.ok_or_else(|| PrepareReason::NoDevice {
-                device: wanted.device.clone(),
-                why: "it went away just now; the kubelet will ask again",
-            })?;
+            let host = host.ok_or_else(|| went_away(&wanted.device))?;
             let plan = plan::plan(&wanted.config, &host).map_err(|source| PrepareReason::Plan {
                 request: wanted.request.clone(),
                 device: wanted.device.clone(),
@@ -210,6 +246,7 @@ impl Engine {
                 request: wanted.request.clone(),
                 pool: wanted.pool.clone(),
                 device: wanted.device.clone(),
+                share_id: wanted.share_id.clone(),
                 hardware: device.hardware.clone(),
                 attributes: device.attributes.clone(),
                 host,
@@ -224,24 +261,51 @@ impl Engine {
         Ok(records)
     }
 
-    /// Takes the links down: closing a real NIC costs hundreds of milliseconds under RTNL, which the sandbox hook has not.
-    fn take_down(&self, record: &ClaimRecord) -> Result<Arc<ClaimRecord>, (String, KernelError)> {
-        let mut record = record.clone();
-        let mut socket = self.host_socket().map_err(|e| ("opening a netlink socket".to_owned(), e))?;
-        for device in record.devices.iter_mut().filter(|d| d.host.flags & link::IFF_UP != 0) {
-            let start = Instant::now();
-            link::set_up(&mut socket, device.host.index, false, look_deadline())
-                .map_err(|e| (format!("taking {} ({}) down", device.device, device.host.name), e.into()))?;
-            device.times.push(StepTime { step: "down".to_owned(), micros: micros_since(start) });
-        }
-        // The phase is the same, only times are new: no need to wait for the disk again.
-        self.ledger.put(record, Durability::Process).map_err(|e| ("writing the ledger".to_owned(), e.into()))
+    /// The index of the device's link, if that is still the link which the inventory saw.
+    fn same_index(&self, snapshot: &Snapshot, device: &Device) -> Option<u32> {
+        let seen = device.link.as_ref()?;
+        snapshot.links.iter().find(|now| now.index == seen.index && locate::is_same(seen, now)).map(|now| now.index)
     }
 
-    /// Undoes a prepare that failed half way.
-    fn put_back(&self, record: &ClaimRecord) {
-        self.restore_devices(record);
-        if let Err(error) = self.ledger.remove(&record.claim.uid) {
+    /// Takes the links down that are up, of devices that are in no sandbox: closing a real NIC costs hundreds of milliseconds under
+    /// RTNL, which the sandbox hook has not.
+    fn take_down(&self, record: &Arc<ClaimRecord>) -> Result<Arc<ClaimRecord>, (String, KernelError)> {
+        let mut socket = self.host_socket().map_err(|e| ("opening a netlink socket".to_owned(), e))?;
+        let mut times = Vec::new();
+        for device in record.devices.iter().filter(|d| d.attachment.is_none()) {
+            let failed = |e: NetlinkError| (format!("taking {} ({}) down", device.device, device.host.name), e.into());
+            let start = Instant::now();
+            // One that is not there fails in the sandbox, by name.
+            let found = jobs::on_host(&mut socket, device).map_err(failed)?;
+            if let Some(link) = found.filter(Link::is_up) {
+                link::set_up(&mut socket, link.index, false, look_deadline()).map_err(failed)?;
+                times.push((device.device.clone(), micros_since(start)));
+                crash::point("prepare: link down");
+            }
+        }
+        self.note_down(record, &times).map_err(|e| ("writing the ledger".to_owned(), e.into()))
+    }
+
+    fn note_down(&self, record: &Arc<ClaimRecord>, times: &[(DeviceName, u64)]) -> Result<Arc<ClaimRecord>, LedgerError> {
+        if times.is_empty() {
+            return Ok(record.clone());
+        }
+        let mut record = ClaimRecord::clone(record);
+        for (name, micros) in times {
+            for device in record.devices.iter_mut().filter(|d| d.device == *name) {
+                device.times.retain(|t| t.step != "down");
+                device.times.push(StepTime { step: "down".to_owned(), micros: *micros });
+            }
+        }
+        // The phase is the same, only times are new: no need to wait for the disk again.
+        self.ledger.put(record, Durability::Process)
+    }
+
+    /// Undoes a prepare that failed half way. Where that fails too, the record stays: unprepare, or the next prepare, has to know.
+    fn put_back(&self, record: &Arc<ClaimRecord>) {
+        if let Err(error) = self.restore_devices(record) {
+            tracing::warn!(claim = %record.claim, %error, "the record of a failed prepare stays");
+        } else if let Err(error) = self.ledger.remove(&record.claim.uid) {
             tracing::warn!(claim = %record.claim, %error, "the record of a failed prepare stays; unprepare will remove it");
         }
     }
@@ -257,6 +321,10 @@ impl Engine {
     pub(super) fn host_socket(&self) -> Result<RouteSocket, KernelError> {
         Ok(RouteSocket::open_in(&self.host)?)
     }
+}
+
+fn went_away(device: &DeviceName) -> PrepareReason {
+    PrepareReason::NoDevice { device: device.clone(), why: "it went away just now; the kubelet will ask again" }
 }
 
 fn kernel(step: impl Into<String>, source: KernelError) -> PrepareReason {

@@ -1,13 +1,18 @@
 //! After a start or a reconnect: the ledger says what we meant, the kernel says what is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::Engine;
-use crate::ledger::{ClaimRecord, Phase};
+use super::{Engine, KernelError, locate, look_deadline};
+use crate::ledger::{Attachment, ClaimRecord, DeviceRecord, Phase};
 use crate::names::{PodUid, SandboxId};
+use crate::netdev::{Link, link};
+use crate::netlink::RouteSocket;
 use crate::netns::Netns;
+
+/// A sandbox that the runtime lists: pod UID, sandbox id, namespace path.
+pub type Listed = (PodUid, SandboxId, Option<PathBuf>);
 
 /// What [`Engine::reconcile`] found that the caller has to do.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -19,62 +24,97 @@ pub struct Reconciled {
 }
 
 impl Engine {
-    /// At start, before anything else: opens the namespaces of attached devices again, so that they are pinned, and repairs what
-    /// came back while nobody looked. Attachments of before a reboot are void: nothing of them exists.
+    /// At start, before anything else: opens the namespaces of attached devices again, so that they are pinned, and notes what is
+    /// on the host although it is recorded as in a sandbox. Nothing is moved. Attachments of before a reboot are void: nothing of
+    /// them exists.
     pub fn recover(&self) {
         for record in self.ledger.all() {
             if record.boot_id != self.boot_id {
                 tracing::info!(claim = %record.claim, "prepared before a reboot; it counts again when the kubelet prepares it");
-                continue;
+            } else if let Err(error) = self.recover_claim(&record) {
+                tracing::warn!(claim = %record.claim, %error, "its devices could not be looked for; the record stays as it is");
             }
-            self.recover_claim(&record);
         }
     }
 
-    fn recover_claim(&self, record: &Arc<ClaimRecord>) {
+    fn recover_claim(&self, record: &Arc<ClaimRecord>) -> Result<(), KernelError> {
+        let outside = link::list(&mut self.host_socket()?, look_deadline())?;
+        let mut home: Vec<&DeviceRecord> = Vec::new();
         for device in &record.devices {
             let Some(attachment) = &device.attachment else { continue };
-            match Netns::open(&attachment.netns_path) {
-                Ok(netns) if netns.id() == attachment.netns => {
-                    self.pins().insert(attachment.sandbox.clone(), Arc::new(netns));
-                }
-                _ => {
-                    let outcome = self.release(&record.pod.uid, &attachment.sandbox);
-                    tracing::warn!(
-                        claim = %record.claim, device = %device.device, sandbox = %attachment.sandbox, ?outcome,
-                        "the sandbox's namespace ended while the agent was away"
-                    );
-                }
+            let (claim, name, sandbox) = (&record.claim, &device.device, &attachment.sandbox);
+            let is_inside =
+                self.reopen(attachment).is_some_and(|inside| locate::find(device, attachment.index, &inside).is_some());
+            if is_inside {
+                tracing::debug!(%claim, device = %name, %sandbox, "still in its sandbox");
+            } else if locate::find(device, device.host.index, &outside).is_some() {
+                tracing::warn!(%claim, device = %name, %sandbox, "it came back to the host while the agent was away");
+                home.push(device);
+            } else {
+                // Perhaps its namespace can't be seen from here. Whoever needs it next looks again.
+                tracing::warn!(%claim, device = %name, %sandbox, "neither in its sandbox nor on the host");
             }
         }
+        if !home.is_empty() {
+            self.note_home(&record.claim.uid, &home);
+        }
+        for attachment in record.devices.iter().filter_map(|d| d.attachment.as_ref()) {
+            self.unpin_unused(&record.pod.uid, &attachment.sandbox);
+        }
+        Ok(())
     }
 
-    /// Compares the runtime's sandboxes (pod UID, sandbox id, namespace path) with the ledger. Pure but for reading the ledger; a
-    /// pod that the runtime does not list may have been prepared just now, so nothing of it is pruned.
+    /// Opens and pins the namespace of an attachment if it still exists; gives the links in it.
+    fn reopen(&self, attachment: &Attachment) -> Option<Vec<Link>> {
+        let netns = self.open_pod(attachment)?;
+        self.pin(&attachment.sandbox, &netns);
+        let listed = RouteSocket::open_in(&netns).and_then(|mut socket| link::list(&mut socket, look_deadline()));
+        listed.map_err(|error| tracing::warn!(sandbox = %attachment.sandbox, %error, "its links can't be listed")).ok()
+    }
+
+    /// Compares the runtime's sandboxes with the ledger. Changes nothing; a pod that the runtime does not list may have been
+    /// prepared just now, so nothing of it is pruned.
     #[must_use]
-    pub fn reconcile(&self, sandboxes: &[(PodUid, SandboxId, Option<PathBuf>)]) -> Reconciled {
-        let known: BTreeMap<&SandboxId, &PodUid> = sandboxes.iter().map(|(pod, id, _)| (id, pod)).collect();
-        let mut result = Reconciled::default();
-        for (pod, id, path) in sandboxes {
-            let records = self.ledger.by_pod(pod);
-            let missing = records
-                .iter()
-                .flat_map(|r| &r.devices)
-                .any(|d| d.phase != Phase::Attached || d.attachment.as_ref().is_none_or(|a| a.sandbox != *id));
-            if let (true, Some(path)) = (missing, path)
-                && Netns::open(path).is_ok()
-            {
-                result.attach.push((pod.clone(), id.clone(), path.clone()));
-            }
+    pub fn reconcile(&self, sandboxes: &[Listed]) -> Reconciled {
+        let known: BTreeSet<&SandboxId> = sandboxes.iter().map(|(_, id, _)| id).collect();
+        let mut by_pod: BTreeMap<&PodUid, Vec<&Listed>> = BTreeMap::new();
+        for listed in sandboxes {
+            by_pod.entry(&listed.0).or_default().push(listed);
         }
-        for record in self.ledger.all().iter().filter(|r| r.boot_id == self.boot_id) {
+        let mut result = Reconciled { attach: Vec::new(), release: Vec::new() };
+        result.attach.extend(by_pod.into_iter().filter_map(|(pod, listed)| self.to_attach(pod, &listed)));
+        for record in self.current(self.ledger.all()) {
             for attachment in record.devices.iter().filter_map(|d| d.attachment.as_ref()) {
                 let gone = (record.pod.uid.clone(), attachment.sandbox.clone());
-                if !known.contains_key(&attachment.sandbox) && !result.release.contains(&gone) {
+                if !known.contains(&attachment.sandbox) && !result.release.contains(&gone) {
                     result.release.push(gone);
                 }
             }
         }
         result
+    }
+
+    /// The sandbox of a pod that lacks devices. A pod that is complete in one sandbox must not lose its devices to another; and
+    /// where several are left, `CreateContainer` will tell which one lives.
+    fn to_attach(&self, pod: &PodUid, listed: &[&Listed]) -> Option<(PodUid, SandboxId, PathBuf)> {
+        let records = self.current(self.ledger.by_pod(pod));
+        let is_in = |d: &DeviceRecord, id: &SandboxId| {
+            d.phase == Phase::Attached && d.attachment.as_ref().is_some_and(|a| a.sandbox == *id)
+        };
+        if listed.iter().any(|(_, id, _)| records.iter().flat_map(|r| &r.devices).all(|d| is_in(d, id))) {
+            return None;
+        }
+        let mut alive = listed.iter().filter_map(|(_, id, path)| {
+            let path = path.as_ref().filter(|path| Netns::open(path).is_ok())?;
+            Some((pod.clone(), id.clone(), path.clone()))
+        });
+        match (alive.next(), alive.next()) {
+            (Some(one), None) => Some(one),
+            (Some(_), Some(_)) => {
+                tracing::warn!(%pod, "has several sandboxes; its devices go to the one that gets a container");
+                None
+            }
+            (None, _) => None,
+        }
     }
 }

@@ -1,53 +1,87 @@
 //! Putting devices that are on the host back to what they were.
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::{Engine, locate, look_deadline, micros_since};
-use crate::ledger::ClaimRecord;
-use crate::netdev::{host_state, link};
+use super::{Engine, KernelError, Observed, locate, look_deadline, micros_since};
+use crate::crash;
+use crate::inventory::HardwareId;
+use crate::ledger::{ClaimRecord, DeviceRecord};
+use crate::names::DeviceName;
+use crate::netdev::{Link, host_state, link};
 use crate::netlink::RouteSocket;
 
+/// The kernel returns the hardware of a namespace that ended some time later, when it cleans up: it is waited for so long.
+const COMES_BACK: Duration = Duration::from_secs(3);
+/// How often it is looked for.
+const POLL: Duration = Duration::from_millis(50);
+
 impl Engine {
-    /// Restores the host state of every device of `record` that is on the host. What can't be put back is logged by name: a
-    /// route that is refused must not keep the pod from going.
-    pub(super) fn restore_devices(&self, record: &ClaimRecord) {
-        let restored = self.host.run(|| self.restore_here(record));
-        if let Err(error) = restored {
-            tracing::error!(claim = %record.claim, %error, "the host state was not restored");
+    /// Restores the host state of every device of `record` that is on the host. A property that the kernel refuses is logged by
+    /// name: a route must not keep the pod from going.
+    ///
+    /// # Errors
+    /// When the host could not be looked at, or did not answer in time: then the record must stay.
+    pub(super) fn restore_devices(&self, record: &Arc<ClaimRecord>) -> Result<(), String> {
+        let restored = self.host.run(|| restore_here(record)).map_err(KernelError::from).and_then(|result| result);
+        let failed = restored.map_err(|error| format!("the host state could not be restored: {error}"))?;
+        for (device, failed) in failed {
+            self.observe(record, Observed::Restored(device, failed));
+        }
+        Ok(())
+    }
+}
+
+/// What the kernel refused to put back of a device, and why.
+type Failed = (DeviceName, Vec<(String, String)>);
+
+/// On a thread in the host's namespace.
+fn restore_here(record: &ClaimRecord) -> Result<Vec<Failed>, KernelError> {
+    let mut socket = RouteSocket::open()?;
+    let mut failed = Vec::new();
+    let mut late = None;
+    for device in &record.devices {
+        let Some(found) = find(&mut socket, device)? else {
+            tracing::warn!(claim = %record.claim, device = %device.device, "not on the host, nothing to restore");
+            if !matches!(device.hardware, HardwareId::Virtual { .. }) {
+                failed.push((device.device.clone(), vec![("link".to_owned(), "not on the host; was it unplugged?".to_owned())]));
+            }
+            continue;
+        };
+        let (start, deadline) = (Instant::now(), look_deadline());
+        let report = host_state::restore(&mut socket, found.index, &device.host, deadline);
+        for (what, why) in &report.failed {
+            tracing::warn!(claim = %record.claim, device = %device.device, link = %device.host.name, what, why, "not restored");
+        }
+        for what in &report.respected {
+            tracing::info!(claim = %record.claim, device = %device.device, what, "changed by somebody else, left as it is");
+        }
+        tracing::info!(
+            claim = %record.claim, device = %device.device, link = %device.host.name,
+            restored = report.restored.len(), failed = report.failed.len(), micros = micros_since(start),
+            "given back to the host"
+        );
+        crash::point("unprepare: restored");
+        if !report.failed.is_empty() && Instant::now() >= deadline {
+            late = Some(KernelError::Late(device.device.to_string()));
+        }
+        if !report.failed.is_empty() {
+            failed.push((device.device.clone(), report.failed));
         }
     }
+    late.map_or(Ok(failed), Err)
+}
 
-    /// On a thread in the host's namespace.
-    fn restore_here(&self, record: &ClaimRecord) {
-        let opened = RouteSocket::open().and_then(|mut socket| {
-            let links = link::list(&mut socket, look_deadline())?;
-            Ok((socket, links))
-        });
-        let (mut socket, links) = match opened {
-            Ok(opened) => opened,
-            Err(error) => {
-                tracing::error!(claim = %record.claim, %error, "the host state was not restored");
-                return;
-            }
-        };
-        for device in &record.devices {
-            let Some(found) = locate::find(device, device.host.index, &links) else {
-                tracing::warn!(claim = %record.claim, device = %device.device, "not on the host, nothing to restore");
-                continue;
-            };
-            let start = Instant::now();
-            let report = host_state::restore(&mut socket, found.index, &device.host, look_deadline());
-            for (what, why) in &report.failed {
-                tracing::warn!(claim = %record.claim, device = %device.device, link = %device.host.name, what, why, "not restored");
-            }
-            for what in &report.respected {
-                tracing::info!(claim = %record.claim, device = %device.device, what, "changed by somebody else, left as it is");
-            }
-            tracing::info!(
-                claim = %record.claim, device = %device.device, link = %device.host.name,
-                restored = report.restored.len(), failed = report.failed.len(), micros = micros_since(start),
-                "given back to the host"
-            );
+fn find(socket: &mut RouteSocket, device: &DeviceRecord) -> Result<Option<Link>, KernelError> {
+    // A link without hardware ended with its namespace.
+    let patience = if matches!(device.hardware, HardwareId::Virtual { .. }) { Duration::ZERO } else { COMES_BACK };
+    let give_up = Instant::now() + patience;
+    loop {
+        let links = link::list(socket, look_deadline())?;
+        let found = locate::find(device, device.host.index, &links).cloned();
+        if found.is_some() || Instant::now() >= give_up {
+            return Ok(found);
         }
+        std::thread::sleep(POLL);
     }
 }

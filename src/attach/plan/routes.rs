@@ -179,6 +179,11 @@ impl Pod<'_> {
     }
 }
 
+/// The routes that the configuration asks for, as they are planned.
+pub(super) fn configured_in(config: &NetworkConfig) -> Vec<Route> {
+    config.routes.iter().flatten().filter_map(configured).collect()
+}
+
 fn configured(config: &RouteConfig) -> Option<Route> {
     Some(Route {
         table: config.table.filter(|t| *t != 0).unwrap_or(TABLE_MAIN),

@@ -77,7 +77,7 @@ fn planned(json: &str, host: &HostState) -> Plan {
 }
 
 fn routes(plan: &Plan) -> Vec<Route> {
-    plan.steps.iter().filter_map(|s| if let Step::Route { route } = s { Some(route.clone()) } else { None }).collect()
+    plan.steps.iter().filter_map(|s| if let Step::Route { route, .. } = s { Some(route.clone()) } else { None }).collect()
 }
 
 fn rules(plan: &Plan) -> Vec<Rule> {
@@ -271,8 +271,8 @@ fn copied_routes_keep_everything() {
     assert_eq!(neighbours(&plan).len(), 1, "of an on-link gateway");
     assert_eq!(short(&plan).last().unwrap(), "0.0.0.0/0 10.50.0.9", "{:?}", short(&plan));
     assert_left_out(&plan, &[]);
-    let multipath = plan.steps.iter().find(|s| matches!(s, Step::Route { route } if !route.next_hops.is_empty())).unwrap();
-    let Step::Route { route } = multipath.clone().by_link(3) else { unreachable!() };
+    let multipath = plan.steps.iter().find(|s| matches!(s, Step::Route { route, .. } if !route.next_hops.is_empty())).unwrap();
+    let Step::Route { route, .. } = multipath.clone().by_link(3) else { unreachable!() };
     assert!(route.next_hops.iter().all(|hop| hop.index == 3));
 }
 

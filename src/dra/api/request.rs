@@ -144,6 +144,11 @@ impl Backoff {
         base.mul_f64(jitter()).max(wish.unwrap_or_default())
     }
 
+    /// How many failures there were in a row.
+    pub(crate) fn failures(&self) -> u32 {
+        self.failures
+    }
+
     /// It works again.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;

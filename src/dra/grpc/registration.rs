@@ -10,8 +10,8 @@ use crate::dra::proto::registration::{InfoRequest, PluginInfo, RegistrationStatu
 
 /// The kubelet's name for plugins like us.
 const PLUGIN_TYPE: &str = "DRAPlugin";
-/// The kubelet takes the first one it knows.
-const VERSIONS: [&str; 2] = ["v1.DRAPlugin", "v1beta1.DRAPlugin"];
+/// Of the plugin services the kubelet takes the first one it knows; of the health services the newest.
+const VERSIONS: [&str; 4] = ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
 /// Longest refusal that is kept, in characters.
 const REFUSAL_MAX: usize = 1024;
 

@@ -9,15 +9,18 @@ use std::time::Duration;
 use nix::unistd::geteuid;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
 use super::ServeError;
+use super::presence::Presence;
 
-/// How often the files are looked for. The kubelet un-registers a driver within 1 s after its socket vanished and deletes its
-/// slices 30 s later; a look is one `lstat`.
+/// How often the file is looked for where its folder can't be watched, or it could not be put back. The kubelet un-registers a
+/// driver within 1 s after its socket vanished and deletes its slices 30 s later; a look is one `lstat`.
 const RECHECK: Duration = Duration::from_secs(1);
+/// How often although the folder is watched: a mount over it, or a folder above that is moved, is no event.
+const SLOW_RECHECK: Duration = Duration::from_secs(60);
 /// How long a connect to a file in our place may take before the file counts as alive.
 const PROBE: Duration = Duration::from_secs(1);
 /// Pause after accept failed (out of file descriptors).
@@ -103,23 +106,28 @@ pub(super) async fn keep<C>(
     lost: impl Fn(),
     stop: CancellationToken,
 ) -> Socket {
-    let mut recheck = interval(RECHECK);
-    recheck.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut folder = watch_folder(&socket.path);
+    // The first look comes after the watch began, so that nothing is missed between.
+    let mut next_look = Instant::now();
     let mut missing = false;
     loop {
         tokio::select! {
             biased;
             () = stop.cancelled() => return socket,
-            _ = recheck.tick() => {
+            () = change_or(&mut folder, next_look) => {
                 if socket.is_in_place() {
                     missing = false;
+                    next_look = Instant::now() + if folder.is_some() { SLOW_RECHECK } else { RECHECK };
                     continue;
                 }
                 if !missing {
                     lost();
                 }
                 socket = put_back(socket, missing).await;
+                // The folder may have been made anew, too.
+                folder = watch_folder(&socket.path);
                 missing = true;
+                next_look = Instant::now() + RECHECK;
             }
             accepted = socket.listener.accept() => match accepted {
                 Ok((stream, _)) if is_trusted(&stream, &socket.path) => {
@@ -133,6 +141,26 @@ pub(super) async fn keep<C>(
                 }
             },
         }
+    }
+}
+
+/// None where it can't be watched: then it is looked at more often.
+fn watch_folder(path: &Path) -> Option<Presence> {
+    let watched = Presence::watch(path.parent()?);
+    watched.inspect_err(|err| debug!(path = %path.display(), %err, "can't watch the folder of our socket")).ok()
+}
+
+/// Waits for a change in the folder, or until `next_look`. A watch that broke is given up.
+async fn change_or(folder: &mut Option<Presence>, next_look: Instant) {
+    let changed = async {
+        match folder.as_ref() {
+            Some(presence) => presence.changed().await,
+            None => std::future::pending().await,
+        }
+    };
+    if let Ok(Err(err)) = timeout_at(next_look, changed).await {
+        debug!(%err, "the watch on the folder of our socket broke");
+        *folder = None;
     }
 }
 

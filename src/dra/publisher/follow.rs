@@ -48,6 +48,9 @@ pub(super) struct Listed {
     /// The slices.
     #[serde(default)]
     pub(super) items: Vec<ResourceSlice>,
+    /// When it was asked for.
+    #[serde(skip)]
+    pub(super) asked: Option<Instant>,
 }
 
 /// Which slices are ours.
@@ -71,11 +74,12 @@ impl Selector {
 pub(super) async fn list(client: &Client, selector: &Selector) -> Result<Listed, ApiError> {
     let what = selector.call("list");
     let request = Request::new(ResourceSlice::url_path(&(), None)).list(&ListParams::default().fields(&selector.0));
+    let asked = Some(Instant::now());
     let text = call(client, &what, request.map_err(|e| what.other(e.to_string()))?, LIST_MAX).await?;
     let listed: Listed =
         serde_json::from_str(&text).map_err(|e| what.other(format!("the answer is not a ResourceSliceList: {e}")))?;
     match listed.metadata.resource_version {
-        Some(_) => Ok(listed),
+        Some(_) => Ok(Listed { asked, ..listed }),
         None => Err(what.other("the list has no resource version to watch from".to_owned())),
     }
 }
@@ -97,7 +101,7 @@ pub(super) async fn follow(client: Client, selector: Selector, events: mpsc::Sen
                 if began.elapsed() > SHORT && outcome.is_ok() {
                     backoff.reset();
                 }
-                if outcome.as_ref().err().is_none_or(ApiError::is_transient) {
+                if keeps_version(outcome.as_ref().err(), &backoff) {
                     version = Some(from);
                 }
                 outcome.map(|()| Event::Works)
@@ -117,6 +121,16 @@ pub(super) async fn follow(client: Client, selector: Selector, events: mpsc::Sen
             let _ = events.send(Event::Trouble(error)).await;
         }
         tokio::time::sleep(wait).await;
+    }
+}
+
+/// Whether a watch that ended like this may go on from where it was. Not after a server that stayed away: it may come back with
+/// another store, which knows nothing of our versions, and a watch from one of them would be silent for ever.
+fn keeps_version(error: Option<&ApiError>, backoff: &Backoff) -> bool {
+    match error {
+        Some(ApiError::Unreachable { .. }) => backoff.failures() == 0,
+        Some(error) => error.is_transient(),
+        None => true,
     }
 }
 

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 /// A token bucket: `burst` at once, then one each `every`.
 #[derive(Debug, Clone)]
-pub(super) struct Bucket {
+pub(in crate::dra) struct Bucket {
     burst: u32,
     every: Duration,
     tokens: u32,
@@ -14,12 +14,12 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    pub(super) fn new(burst: u32, every: Duration) -> Self {
+    pub(in crate::dra) fn new(burst: u32, every: Duration) -> Self {
         Self { burst, every, tokens: burst, since: None }
     }
 
     /// Takes a token, or says when there will be one.
-    pub(super) fn take(&mut self, now: Instant) -> Result<(), Instant> {
+    pub(in crate::dra) fn take(&mut self, now: Instant) -> Result<(), Instant> {
         let mut since = self.since.unwrap_or(now);
         while self.tokens < self.burst && now.duration_since(since) >= self.every {
             self.tokens += 1;

@@ -46,6 +46,8 @@ pub(super) struct Publisher {
     not_before: Option<Instant>,
     due: Option<Instant>,
     resync: Instant,
+    /// Our last write.
+    written: Option<Instant>,
     write_error: Option<ApiError>,
     follow_error: Option<ApiError>,
     dropped: BTreeSet<String>,
@@ -76,6 +78,7 @@ impl Publisher {
             not_before: None,
             due: None,
             resync: Instant::now() + RESYNC,
+            written: None,
             write_error: None,
             follow_error: None,
             dropped: BTreeSet::new(),
@@ -143,7 +146,16 @@ impl Publisher {
     fn listed(&mut self, listed: Listed) {
         let version = listed.metadata.resource_version.as_deref().and_then(number);
         let mut known = self.slices.take().unwrap_or_default();
-        known.retain(|_, slice| newer(slice, version));
+        // Without a write meanwhile, a version that is newer than the list's is of another store, from before a backup came back.
+        let overtaken = self.written > listed.asked;
+        known.retain(|name, slice| {
+            let stays = overtaken && newer(slice, version);
+            if !stays && !listed.items.iter().any(|other| other.metadata.name.as_ref() == Some(name)) {
+                // As for a deletion that was seen.
+                self.target.node_uid.clear();
+            }
+            stays
+        });
         for slice in listed.items.into_iter().map(lean) {
             let name = slice.metadata.name.clone().unwrap_or_default();
             if !known.get(&name).is_some_and(|ours| newer(ours, version_of(&slice))) {
@@ -291,6 +303,7 @@ impl Publisher {
     }
 
     fn written(&mut self) {
+        self.written = Some(Instant::now());
         self.status.last_write = Some(SystemTime::now());
     }
 

@@ -58,8 +58,11 @@ impl Configs {
                 Err(errors) => faults.extend(errors.iter().map(|error| entry.fault(error))),
             }
         }
-        if faults.is_empty() {
-            faults.extend(merged.validate().iter().map(|error| blame(&entries, error)));
+        // What is wrong comes first: a field that is not supported yet may be right or not.
+        for check in [NetworkConfig::validate, NetworkConfig::not_supported_yet] {
+            if faults.is_empty() {
+                faults.extend(check(&merged).iter().map(|error| blame(&entries, error, check)));
+            }
         }
         if faults.is_empty() { Ok(merged) } else { Err(joined(faults)) }
     }
@@ -114,9 +117,9 @@ fn written_twice(claim: &ResourceClaim, twice: &[String], driver: &str) -> Vec<E
     entries
 }
 
-/// The fault with the last entry that has it by itself, or as one of the combination.
-fn blame(entries: &[&Entry], error: &FieldError) -> String {
-    let has = |entry: &&&Entry| entry.parsed.as_ref().is_ok_and(|config| config.validate().contains(error));
+/// The fault, which `check` found, with the last entry that has it by itself, or as one of the combination.
+fn blame(entries: &[&Entry], error: &FieldError, check: fn(&NetworkConfig) -> Vec<FieldError>) -> String {
+    let has = |entry: &&&Entry| entry.parsed.as_ref().is_ok_and(|config| check(config).contains(error));
     match entries.iter().rev().find(has) {
         Some(entry) => entry.fault(error),
         None => format!("{error} (class and claim combined)"),

@@ -2,15 +2,16 @@
 
 use std::time::Instant;
 
-use netlink_packet_core::{DefaultNla, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_core::DefaultNla;
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, Prop};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 
 use super::super::link::IFF_UP;
 use super::super::{Address, Link, Neighbour, Route, address, link, qdisc, sysctl};
 use super::compare::same_link_address;
 use super::sound::sound;
 use super::{FLAGS, HostState, RestoreReport, recorded_flags};
+use crate::crash;
 use crate::netlink::{NetlinkError, Request, RouteSocket};
 
 /// `IFLA_IFALIAS`, `linux/if_link.h`.
@@ -56,14 +57,22 @@ impl Restorer<'_> {
     fn run(mut self) {
         self.find_foreign();
         self.name();
+        crash::point("restore: name");
         self.alt_names();
+        crash::point("restore: alt names");
         self.properties();
+        crash::point("restore: properties");
         self.link_layer_address();
+        crash::point("restore: link layer address");
         self.flags();
+        crash::point("restore: flags");
         self.master();
+        crash::point("restore: master");
         self.sysctls();
+        crash::point("restore: sysctls");
         self.qdiscs();
         self.admin_state();
+        crash::point("restore: admin state");
         self.ip();
     }
 
@@ -107,7 +116,7 @@ impl Restorer<'_> {
         }
         // Nobody may take over a name that is another link's altname, but our own one can go.
         if self.link.alt_names.contains(&wanted) {
-            let _ = self.socket.request(alt_name_request(self.link.index, &wanted, false), self.deadline);
+            let _ = self.socket.request(link::alt_name_request(self.link.index, &wanted, false), self.deadline);
             self.link.alt_names.retain(|name| *name != wanted);
         }
         if let Some(holder) = self.holder(&wanted) {
@@ -142,7 +151,7 @@ impl Restorer<'_> {
             if self.link.alt_names.contains(name) {
                 continue;
             }
-            let result = self.socket.request(alt_name_request(self.link.index, name, true), self.deadline);
+            let result = self.socket.request(link::alt_name_request(self.link.index, name, true), self.deadline);
             let taken = result.as_ref().is_err_and(|error| error.errno() == Some(libc::EEXIST));
             let holder = if taken { self.holder(name) } else { None };
             let result = result.map_err(|error| holder.unwrap_or_else(|| error.to_string()));
@@ -275,15 +284,4 @@ fn link_request(index: u32, attribute: LinkAttribute) -> Request {
     message.header.index = index;
     message.attributes.push(attribute);
     Request { message: RouteNetlinkMessage::NewLink(message), flags: 0 }
-}
-
-fn alt_name_request(index: u32, name: &str, add: bool) -> Request {
-    let mut message = LinkMessage::default();
-    message.header.index = index;
-    message.attributes.push(LinkAttribute::PropList(vec![Prop::AltIfName(name.to_owned())]));
-    if add {
-        Request { message: RouteNetlinkMessage::NewLinkProp(message), flags: NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND }
-    } else {
-        Request { message: RouteNetlinkMessage::DelLinkProp(message), flags: 0 }
-    }
 }

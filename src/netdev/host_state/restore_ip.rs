@@ -9,6 +9,7 @@ use super::super::{Address, Neighbour, NextHop, Route, address, neighbour, route
 use super::compare::{address_key, same_address, same_route, with_index};
 use super::kernel_made;
 use super::restore::{Foreign, Restorer};
+use crate::crash;
 use crate::netlink::{NetlinkError, Request};
 
 /// How long routes wait for duplicate address detection of their source address: one probe and a random delay of a second, with
@@ -21,8 +22,11 @@ impl Restorer<'_> {
     /// Addresses, then what needs them.
     pub(super) fn ip(&mut self) {
         self.addresses();
+        crash::point("restore: addresses");
         self.neighbours();
+        crash::point("restore: neighbours");
         self.routes();
+        crash::point("restore: routes");
     }
 
     /// What is there now and was not recorded, nor made by the kernel: somebody gave it to the link meanwhile. It stays.

@@ -44,6 +44,15 @@ fn state() -> HostState {
 type Change = fn(&mut HostState);
 
 #[test]
+fn another_index_is_also_that_of_its_next_hops() {
+    let mut moved = state();
+    moved.set_index(70);
+    assert_eq!(moved.index, 70);
+    assert_eq!(moved.routes[2].next_hops.iter().map(|hop| hop.index).collect::<Vec<_>>(), [70, 8]);
+    assert_eq!(compare(&state(), &moved), vec![]);
+}
+
+#[test]
 fn each_change_is_one_difference() {
     let changes: [(&str, Change); 27] = [
         ("name", |s| s.name = "rail1".into()),

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::claims::to_text;
 use super::store::{Key, RESOURCES, Store, fits, kind_of, now};
-use super::{Logged, Shared, patch, slices, watch};
+use super::{Logged, Shared, apply, patch, slices, watch};
 
 /// Largest body taken, in bytes.
 const BODY_MAX: usize = 3 << 20;
@@ -130,7 +130,8 @@ fn route(shared: &Arc<Shared>, method: &Method, named: &Named, query: &str, head
         (&Method::PUT, Some(name)) => update(&mut shared.store(), named, name, json()?),
         (&Method::PATCH, Some(name)) => {
             let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-            change(&mut shared.store(), named, name, &json()?, kind.starts_with("application/apply-patch"))
+            let how = kind.starts_with("application/apply-patch").then(|| Apply::parse(&query));
+            change(&mut shared.store(), named, name, &json()?, how.as_ref())
         }
         (&Method::DELETE, Some(name)) => {
             let options = if body.is_empty() { Value::Null } else { json()? };
@@ -198,6 +199,10 @@ fn create(store: &mut Store, named: &Named, mut object: Value) -> Answer {
         _ => return Err(Refusal::new(422, "Invalid", "metadata.name: Required value: name or generateName is required")),
     };
     let key = named.key(&name);
+    if store.terminating.contains(&key.namespace) {
+        let text = format!("unable to create new content in namespace {} because it is being terminated", key.namespace);
+        return Err(Refusal::new(403, "Forbidden", format!("{} {name:?} is forbidden: {text}", named.resource)));
+    }
     if store.get(&key).is_some() {
         return Err(Refusal::new(409, "AlreadyExists", format!("{} {name:?} already exists", named.resource)));
     }
@@ -237,26 +242,81 @@ fn set(object: &mut Value, key: &str, value: Option<Value>) {
     }
 }
 
-fn change(store: &mut Store, named: &Named, name: &str, change: &Value, apply: bool) -> Answer {
+/// How an apply is meant.
+struct Apply {
+    manager: String,
+    force: bool,
+}
+
+impl Apply {
+    fn parse(query: &[(String, String)]) -> Self {
+        let value = |key: &str| query.iter().find(|(k, _)| k == key).map(|(_, v)| v.clone()).unwrap_or_default();
+        Self { manager: value("fieldManager"), force: value("force") == "true" }
+    }
+}
+
+fn change(store: &mut Store, named: &Named, name: &str, change: &Value, how: Option<&Apply>) -> Answer {
     let key = named.key(name);
+    let uid = &change["metadata"]["uid"];
+    if how.is_some_and(|how| how.manager.is_empty()) {
+        return Err(Refusal::new(422, "Invalid", "fieldManager: Required value: is required for apply patch"));
+    }
     let Some(mut object) = store.get(&key).cloned() else {
-        if apply && !named.status {
+        if how.is_some() && !uid.is_null() && !named.status {
+            let text = format!("uid mismatch: the provided object specified uid {uid}, and no existing object was found");
+            return Err(Refusal::new(409, "Conflict", text));
+        }
+        if how.is_some() && !named.status {
             let mut object = change.clone();
             object["metadata"]["name"] = json!(name);
             return create(store, named, object);
         }
         return Err(missing(named, name));
     };
+    if !uid.is_null() && *uid != object["metadata"]["uid"] {
+        let fault = ("metadata.uid".to_owned(), format!("Invalid value: {uid}: field is immutable"));
+        return Err(Refusal(
+            422,
+            "Invalid",
+            format!("{} {name:?} is invalid: metadata.uid: {}", named.resource, fault.1),
+            vec![fault],
+        ));
+    }
+    if let (Some(how), true, "resourceclaims") = (how, named.status, named.resource) {
+        apply::apply(&mut object, change, &how.manager, how.force, &now()).map_err(|conflict| {
+            let text = format!("Apply failed with 1 conflict: conflict with {:?}: {}", conflict.0, conflict.1);
+            Refusal::new(409, "Conflict", text)
+        })?;
+        return update_status(store, key, object);
+    }
     let mut wanted = change.clone();
     if named.status {
         wanted = json!({"metadata": change["metadata"], "status": change["status"]});
     }
     let version = wanted["metadata"]["resourceVersion"].as_str().map(str::to_owned);
-    patch::merge(&mut object, &wanted, apply);
+    patch::merge(&mut object, &wanted);
     if let Some(version) = version {
         object["metadata"]["resourceVersion"] = json!(version);
     }
     update(store, named, name, object)
+}
+
+/// Stores a claim whose `status.devices` were changed.
+fn update_status(store: &mut Store, key: Key, object: Value) -> Answer {
+    let changed = store.get(&key).is_none_or(|old| old["status"]["devices"] != object["status"]["devices"]);
+    if changed && store.refuse_device_status {
+        let text = "status.devices: Forbidden: changing status.devices requires resource=\"resourceclaims/driver\", \
+                    verb=\"[associated-node:patch arbitrary-node:patch]\" permission: denied";
+        let fault = vec![("status.devices".to_owned(), text.to_owned())];
+        return Err(Refusal(422, "Invalid", format!("ResourceClaim {:?} is invalid: {text}", key.name), fault));
+    }
+    let faults = apply::validate(&object);
+    if !faults.is_empty() {
+        let texts: Vec<String> = faults.iter().map(|(field, text)| format!("{field}: {text}")).collect();
+        return Err(Refusal(422, "Invalid", format!("ResourceClaim {:?} is invalid: {}", key.name, texts.join(", ")), faults));
+    }
+    let gone = Refusal::new(404, "NotFound", format!("resourceclaims {:?} not found", key.name));
+    Ok(answer(StatusCode::OK, to_text(&store.replace(key, object).ok_or(gone)?)))
 }
 
 fn delete(store: &mut Store, named: &Named, name: &str, options: &Value) -> Answer {

@@ -1,10 +1,9 @@
-//! Patches: merge, and as much of apply as clients here use.
+//! Merge patches.
 
 use serde_json::Value;
 
-/// Merges `patch` into `target`: null removes, objects merge, anything else replaces. `keyed` merges `devices` lists by driver,
-/// pool, device and share id, as server-side apply does with the status of a claim.
-pub(super) fn merge(target: &mut Value, patch: &Value, keyed: bool) {
+/// Merges `patch` into `target`: null removes, objects merge, anything else replaces.
+pub(super) fn merge(target: &mut Value, patch: &Value) {
     let Some(fields) = patch.as_object() else {
         *target = patch.clone();
         return;
@@ -16,22 +15,8 @@ pub(super) fn merge(target: &mut Value, patch: &Value, keyed: bool) {
     for (key, value) in fields {
         if value.is_null() {
             map.remove(key);
-            continue;
-        }
-        let slot = map.entry(key.clone()).or_insert(Value::Null);
-        match (&mut *slot, value) {
-            (Value::Array(old), Value::Array(new)) if keyed && key == "devices" => merge_list(old, new),
-            (slot, value) => merge(slot, value, keyed),
-        }
-    }
-}
-
-fn merge_list(old: &mut Vec<Value>, new: &[Value]) {
-    let key = |v: &Value| ["driver", "pool", "device", "shareID"].map(|k| v[k].as_str().unwrap_or_default().to_owned());
-    for entry in new {
-        match old.iter_mut().find(|o| key(o) == key(entry)) {
-            Some(slot) => merge(slot, entry, true),
-            None => old.push(entry.clone()),
+        } else {
+            merge(map.entry(key.clone()).or_insert(Value::Null), value);
         }
     }
 }

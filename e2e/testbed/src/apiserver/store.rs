@@ -1,6 +1,6 @@
 //! The objects, their versions, and what happened to them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -58,6 +58,10 @@ pub(super) struct Store {
     /// Grows when all watches are to end.
     pub(super) dropped: u64,
     pub(super) drop_fields: Vec<String>,
+    /// Changes of `status.devices` lack the permission that 1.36 asks for.
+    pub(super) refuse_device_status: bool,
+    /// Namespaces in which nothing can be made any more.
+    pub(super) terminating: BTreeSet<String>,
     made: u64,
     /// Told about every change.
     pub(super) news: watch::Sender<()>,
@@ -72,6 +76,8 @@ impl Default for Store {
             compacted: 0,
             dropped: 0,
             drop_fields: Vec::new(),
+            refuse_device_status: false,
+            terminating: BTreeSet::new(),
             made: 0,
             news: watch::Sender::new(()),
         }

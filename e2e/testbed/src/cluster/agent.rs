@@ -22,7 +22,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    pub(super) fn spawn(options: &Options, node: &Node, dir: &Path) -> Result<Self> {
+    pub(super) fn spawn(options: &Options, node: &Node, dir: &Path, nri_socket: &Path) -> Result<Self> {
         let log = File::options().create(true).append(true).open(dir.join("agent.log"))?;
         let mut command = Command::new(&options.program);
         command
@@ -33,7 +33,7 @@ impl Agent {
             .arg("--kubelet-root")
             .arg(dir.join("kubelet"))
             .arg("--nri-socket")
-            .arg(dir.join("nri.sock"))
+            .arg(nri_socket)
             .arg("--state-dir")
             .arg(dir.join("state"))
             .arg("--cdi-dir")

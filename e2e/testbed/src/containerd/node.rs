@@ -39,7 +39,12 @@ impl Node {
 
     /// The handle of one of the node's namespaces: `net`, `mnt`, `pid_for_children`, ...
     pub(super) fn namespace(&self, kind: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/ns/{kind}", self.process.id()))
+        self.namespaces().join(kind)
+    }
+
+    /// The folder of the node's namespaces.
+    pub(super) fn namespaces(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns", self.process.id()))
     }
 
     /// The cgroup under which all containers' cgroups are, relative to each hierarchy's root.

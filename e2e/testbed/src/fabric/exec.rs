@@ -10,6 +10,7 @@ use super::{Node, failed, on_thread};
 
 /// Runs programs and closures on a node: in its network namespace and in a mount namespace of its own, with a fresh sysfs (sysfs
 /// shows the network namespace of whoever mounted it). Mounts made later on the outside below a shared mount are seen inside.
+/// On a node with more namespaces ([`Node::of`]): in all of these.
 #[derive(Debug)]
 pub struct NodeCommand;
 
@@ -37,6 +38,13 @@ impl NodeCommand {
 /// Puts the calling thread on the node, for good.
 fn enter(node: &Node) -> io::Result<()> {
     setns(node.netns(), CloneFlags::CLONE_NEWNET).map_err(|errno| failed("entering the node's network namespace", errno))?;
+    if !node.others.is_empty() {
+        // A thread that shares root and working directory with others can't enter a mount namespace.
+        unshare(CloneFlags::CLONE_FS).map_err(|errno| failed("a root directory of the thread's own", errno))?;
+        return node.others.iter().try_for_each(|(namespace, kind)| {
+            setns(namespace, *kind).map_err(|errno| failed(&format!("entering the node's {kind:?}"), errno))
+        });
+    }
     unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| failed("making a mount namespace", errno))?;
     // Slave: mounts from outside come in (pods' namespaces), ours stay inside.
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;

@@ -33,11 +33,11 @@ pub struct ContainerSpec {
 
 /// Every request about a pod, with the parts already encoded. On the wire the same as the message it stands for.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(super) struct PodRequest {
+pub(crate) struct PodRequest {
     #[prost(bytes = "vec", tag = "1")]
-    pub(super) pod: Vec<u8>,
+    pub(crate) pod: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
-    pub(super) container: Vec<u8>,
+    pub(crate) container: Vec<u8>,
 }
 
 /// `StateChangeEvent`, likewise.
@@ -78,7 +78,7 @@ struct Annotations {
 
 impl SandboxSpec {
     /// Encoded `PodSandbox`; `stopped` pods have no process and no namespaces left.
-    pub(super) fn encode(&self, stopped: bool) -> Vec<u8> {
+    pub(crate) fn encode(&self, stopped: bool) -> Vec<u8> {
         let namespace = |kind: &str, path: &str| proto::LinuxNamespace { r#type: kind.to_owned(), path: path.to_owned() };
         let mut namespaces = vec![namespace("pid", ""), namespace("ipc", ""), namespace("mount", "")];
         if let Some(path) = &self.netns_path {

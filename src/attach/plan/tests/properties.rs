@@ -85,7 +85,7 @@ fn check_invariants(plan: &Plan) {
         Step::Up => 3,
         Step::Address { .. } => 4,
         Step::Neighbour { .. } => 5,
-        Step::Route { route } if route.gateway.is_none() => 6,
+        Step::Route { route, .. } if route.gateway.is_none() => 6,
         Step::Route { .. } => 7,
         Step::Rule { .. } => 8,
     };

@@ -1,0 +1,130 @@
+//! Moving links from a sandbox back to the host, or finding that they are there already.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd;
+
+use super::{Engine, KernelError, Released, locate, look_deadline};
+use crate::attach::Step;
+use crate::attach::plan::Undo;
+use crate::crash;
+use crate::ledger::DeviceRecord;
+use crate::netdev::{Link, Rule, link, moves, rule};
+use crate::netlink::RouteSocket;
+use crate::netns::Netns;
+
+impl Engine {
+    pub(super) fn move_back(&self, netns: &Netns, devices: &[&DeviceRecord], stay: &[Rule]) -> Vec<Released> {
+        match self.both_sides(netns) {
+            Ok((mut pod, inside, outside)) => {
+                delete_rules(&mut pod, devices, stay);
+                crash::point("release: rules deleted");
+                let mut home = Home::new(&outside);
+                devices.iter().map(|device| self.move_one_back(&mut pod, device, &inside, &mut home)).collect()
+            }
+            Err(error) => devices.iter().map(|d| Released::Stuck(d.device.clone(), error.to_string())).collect(),
+        }
+    }
+
+    fn both_sides(&self, netns: &Netns) -> Result<(RouteSocket, Vec<Link>, Vec<Link>), KernelError> {
+        let mut pod = RouteSocket::open_in(netns)?;
+        let inside = link::list(&mut pod, look_deadline())?;
+        let outside = link::list(&mut self.host_socket()?, look_deadline())?;
+        Ok((pod, inside, outside))
+    }
+
+    fn move_one_back(&self, pod: &mut RouteSocket, device: &DeviceRecord, inside: &[Link], home: &mut Home<'_>) -> Released {
+        let index = device.attachment.as_ref().map_or(0, |a| a.index);
+        let Some(found) = locate::find(device, index, inside) else {
+            return self.at_home_or_gone(device, home.links);
+        };
+        let name = home.name_for(device);
+        // The kernel would refuse the whole move for an altname that another link has by now; the restore says who has it.
+        for taken in found.alt_names.iter().filter(|alt| home.names.contains(*alt)) {
+            let removed = pod.request(link::alt_name_request(found.index, taken, false), look_deadline());
+            tracing::warn!(device = %device.device, altname = %taken, ?removed, "the altname is in use on the host");
+        }
+        let back = moves::Move {
+            index: found.index,
+            target: self.host.as_fd(),
+            new_index: home.index_for(device),
+            name,
+            mtu: (found.mtu != device.host.mtu).then_some(device.host.mtu),
+            address: if found.address == device.host.address { None } else { device.host.address.clone() },
+        };
+        let result = moves::send(pod, std::slice::from_ref(&back), look_deadline()).pop();
+        crash::point("release: moved");
+        let Some(Err(error)) = result else { return Released::Moved(device.device.clone()) };
+        // Not atomic: it may be back all the same; what the message could not set, the restore will.
+        match link::by_index(pod, found.index, look_deadline()) {
+            Ok(None) => {
+                tracing::warn!(device = %device.device, %error, "the link came back, but not with everything set");
+                Released::Moved(device.device.clone())
+            }
+            _ => Released::Stuck(device.device.clone(), error.to_string()),
+        }
+    }
+
+    pub(super) fn look_at_home(&self, devices: &[&DeviceRecord]) -> Vec<Released> {
+        let links = self.host_socket().and_then(|mut s| Ok(link::list(&mut s, look_deadline())?));
+        match links {
+            Ok(links) => devices.iter().map(|device| self.at_home_or_gone(device, &links)).collect(),
+            Err(error) => devices.iter().map(|d| Released::Stuck(d.device.clone(), error.to_string())).collect(),
+        }
+    }
+
+    fn at_home_or_gone(&self, device: &DeviceRecord, links: &[Link]) -> Released {
+        match locate::find(device, device.host.index, links) {
+            Some(_) => Released::AtHome(device.device.clone()),
+            None => Released::Gone(device.device.clone()),
+        }
+    }
+}
+
+/// Names and indices on the host while links come back to it.
+struct Home<'a> {
+    links: &'a [Link],
+    indices: BTreeSet<u32>,
+    names: BTreeSet<String>,
+}
+
+impl<'a> Home<'a> {
+    fn new(links: &'a [Link]) -> Self {
+        let names = links.iter().flat_map(|l| std::iter::once(&l.name).chain(&l.alt_names)).cloned().collect();
+        Self { links, indices: links.iter().map(|l| l.index).collect(), names }
+    }
+
+    fn index_for(&mut self, device: &DeviceRecord) -> u32 {
+        let index = moves::pick_index(&self.indices, device.host.index);
+        self.indices.insert(index);
+        index
+    }
+
+    /// The host's name for it, or, when another link has that, one that no link has: the restore says so and tries again.
+    fn name_for(&mut self, device: &DeviceRecord) -> String {
+        let mut name = device.host.name.clone();
+        let mut n = 0;
+        while self.names.contains(&name) {
+            name = format!("dranic{n}");
+            n += 1;
+        }
+        self.names.insert(name.clone());
+        name
+    }
+}
+
+pub(super) fn rules_of(device: &DeviceRecord) -> Vec<Rule> {
+    let undo = device.plan.steps.iter().rev().map(Step::undo);
+    undo.filter_map(|undo| match undo {
+        Undo::DeleteRule { rule } => Some(rule),
+        Undo::MoveBack | Undo::WithMove => None,
+    })
+    .collect()
+}
+
+/// Rules stay in a namespace when a link leaves it.
+fn delete_rules(pod: &mut RouteSocket, devices: &[&DeviceRecord], stay: &[Rule]) {
+    let rules = devices.iter().flat_map(|device| rules_of(device)).filter(|rule| !stay.contains(rule));
+    let requests = rules.map(|rule| rule::delete_request(&rule)).collect();
+    // One that is not there (the attach did not get so far) is what is wanted.
+    drop(pod.pipeline(requests, look_deadline()));
+}

@@ -1,0 +1,113 @@
+//! The work of an attach: which link goes where, checked before anything is touched, and looked at afterwards.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use super::attach::{AttachError, Target, kernel};
+use super::{locate, look_deadline};
+use crate::attach::Step;
+use crate::ledger::{ClaimRecord, DeviceRecord};
+use crate::names::ClaimUid;
+use crate::netdev::{Link, link, moves};
+use crate::netlink::{NetlinkError, RouteSocket};
+use crate::netns::Netns;
+
+/// One device on its way in.
+pub(super) struct Job {
+    pub(super) claim: ClaimUid,
+    pub(super) claim_text: String,
+    pub(super) device: DeviceRecord,
+    /// Index on the host, now.
+    host_index: u32,
+    /// Index in the pod.
+    pub(super) index: u32,
+    /// It is in the pod by now.
+    pub(super) inside: bool,
+}
+
+impl Job {
+    /// The message that moves it in.
+    pub(super) fn move_in<'a>(&self, netns: &'a Netns) -> moves::Move<'a> {
+        let values = self.device.plan.steps.iter().find_map(|step| match step {
+            Step::Move { mtu, address, .. } => Some((*mtu, address.clone())),
+            _ => None,
+        });
+        let (mtu, address) = values.unwrap_or_default();
+        let name = self.device.plan.pod_link.as_str().to_owned();
+        moves::Move { index: self.host_index, target: netns.as_fd(), new_index: self.index, name, mtu, address }
+    }
+
+    pub(super) fn failed(&self, step: String, why: String) -> AttachError {
+        AttachError::Step { claim: self.claim_text.clone(), device: self.device.device.clone(), step, why }
+    }
+
+    pub(super) fn gone(&self) -> AttachError {
+        let name = self.device.host.name.clone();
+        AttachError::Gone { claim: self.claim_text.clone(), device: self.device.device.clone(), name }
+    }
+}
+
+/// The work for every device that is not in place: links found on the host, names checked, indices chosen.
+pub(super) fn jobs(
+    records: &[Arc<ClaimRecord>],
+    target: &Target<'_>,
+    links: &[Link],
+    host: &mut RouteSocket,
+) -> Result<Vec<Job>, AttachError> {
+    let mut occupied = moves::Occupied::by(links);
+    let mut jobs = Vec::new();
+    for record in records {
+        for device in record.devices.iter().filter(|d| !target.holds(d, links)) {
+            let mut job = Job {
+                claim: record.claim.uid.clone(),
+                claim_text: record.claim.to_string(),
+                device: device.clone(),
+                host_index: 0,
+                index: moves::pick_index(&occupied.indices, device.host.index),
+                inside: false,
+            };
+            let found = on_host(host, device).map_err(|e| kernel("looking for the link on the host", e))?;
+            let mut link = found.ok_or_else(|| job.gone())?;
+            job.host_index = link.index;
+            moves::check(&link, &job.move_in(target.netns), &occupied).map_err(|source| AttachError::Refused {
+                claim: job.claim_text.clone(),
+                device: device.device.clone(),
+                source,
+            })?;
+            device.plan.pod_link.as_str().clone_into(&mut link.name);
+            link.index = job.index;
+            occupied.add(&link);
+            jobs.push(job);
+        }
+    }
+    Ok(jobs)
+}
+
+/// The device's link on the host: where it was, if that is still the device (one small request); else wherever it is now. The kernel
+/// gives another index to a link that was plugged in again, or that came back when its namespace ended.
+pub(super) fn on_host(host: &mut RouteSocket, device: &DeviceRecord) -> Result<Option<Link>, NetlinkError> {
+    let there = link::by_index(host, device.host.index, look_deadline())?;
+    if let Some(link) = there.filter(|link| locate::is_device(device, link)) {
+        return Ok(Some(link));
+    }
+    let links = link::list(host, look_deadline())?;
+    Ok(locate::find(device, device.host.index, &links).cloned())
+}
+
+/// The move is not atomic, so look: every link is there under its name, up, and is the device it should be.
+pub(super) fn verify(socket: &mut RouteSocket, jobs: &[Job]) -> Result<(), AttachError> {
+    let links = link::list(socket, look_deadline()).map_err(|e| kernel("listing the pod's links", e))?;
+    for job in jobs {
+        let wrong = match links.iter().find(|l| l.index == job.index) {
+            None => Some("it is not in the pod".to_owned()),
+            Some(l) if l.name != job.device.plan.pod_link.as_str() => Some(format!("it is called {} there", l.name)),
+            Some(l) if !locate::is_device(&job.device, l) => Some("another link has its index".to_owned()),
+            Some(l) if !l.is_up() => Some("it is down".to_owned()),
+            Some(_) => None,
+        };
+        if let Some(why) = wrong {
+            return Err(job.failed("looking for it in the pod after the move".to_owned(), why));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! The health service in both versions: everything at once, again at each change, and again before the kubelet's patience ends.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use futures_util::{Stream, stream};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::{Report, Reports, State};
+use crate::dra::proto::{health_v1, health_v1alpha1};
+
+/// After so long without a message the kubelet takes our devices for unknown; also its default.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// How often we say it again. A kubelet forgets all health of a driver when any stream of it ends, also the one of an instance that
+/// was replaced, so this is also how long it may be wrong.
+pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// The service; any number of streams.
+#[derive(Debug)]
+pub struct Service {
+    reports: Reports,
+    stop: CancellationToken,
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+impl Service {
+    /// Streams `reports` until `stop`.
+    #[must_use]
+    pub fn new(reports: Reports, stop: CancellationToken) -> Self {
+        Self { reports, stop }
+    }
+
+    fn stream<T: Send + 'static>(&self, message: fn(&Report) -> T) -> Answers<T> {
+        let mut watched = Watched { reports: self.reports.clone(), stop: self.stop.clone(), ended: false };
+        watched.reports.mark_changed();
+        Box::pin(stream::unfold(watched, move |mut watched| async move {
+            let answer = watched.next().await?;
+            Some((answer.map(|report| message(&report)), watched))
+        }))
+    }
+}
+
+/// One kubelet's view. A slow reader misses reports that were replaced meanwhile, never the last one.
+struct Watched {
+    reports: Reports,
+    stop: CancellationToken,
+    ended: bool,
+}
+
+impl Watched {
+    /// The next report to send; none at the end.
+    async fn next(&mut self) -> Option<Result<Arc<Report>, Status>> {
+        loop {
+            let changed = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return None,
+                changed = timeout(KEEP_ALIVE, self.reports.changed()) => changed,
+            };
+            if let Ok(Err(_closed)) = changed {
+                let status = Status::unavailable("nobody looks at the devices any more; this is a bug, see the agent's log");
+                return (!std::mem::replace(&mut self.ended, true)).then_some(Err(status));
+            }
+            if let Some(report) = self.reports.borrow_and_update().clone() {
+                return Some(Ok(report));
+            }
+        }
+    }
+}
+
+/// The service of one version. The messages are the same, the types are not.
+macro_rules! health_service {
+    ($version:ident) => {
+        #[tonic::async_trait]
+        impl $version::dra_resource_health_server::DraResourceHealth for Service {
+            type NodeWatchResourcesStream = Answers<$version::NodeWatchResourcesResponse>;
+
+            async fn node_watch_resources(
+                &self,
+                _: Request<$version::NodeWatchResourcesRequest>,
+            ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+                Ok(Response::new(self.stream(|report| {
+                    let devices = report.devices.iter().map(|device| $version::DeviceHealth {
+                        device: Some($version::DeviceIdentifier {
+                            pool_name: device.pool.clone(),
+                            device_name: device.device.to_string(),
+                        }),
+                        health: match device.state {
+                            State::Healthy => $version::HealthStatus::Healthy,
+                            State::Unhealthy => $version::HealthStatus::Unhealthy,
+                            State::Unknown => $version::HealthStatus::Unknown,
+                        }
+                        .into(),
+                        last_updated_time: seconds(report),
+                        health_check_timeout_seconds: i64::try_from(TIMEOUT.as_secs()).unwrap_or(0),
+                        message: device.message.clone(),
+                    });
+                    $version::NodeWatchResourcesResponse { devices: devices.collect() }
+                })))
+            }
+        }
+    };
+}
+
+health_service!(health_v1);
+health_service!(health_v1alpha1);
+
+/// Since 1970.
+fn seconds(report: &Report) -> i64 {
+    report.at.duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
+}
