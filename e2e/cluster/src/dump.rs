@@ -56,6 +56,14 @@ pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str
         let containers = "ctr -n k8s.io containers ls; ctr -n k8s.io tasks ls; ls -la /run/netns /var/run/cdi";
         put(format!("{node}-containers.txt"), &text(cluster.inside(node, &["sh", "-c", containers])).await);
     }
+    let complaints = format!(
+        "since=$(date -u -d '-{seconds} seconds' +%FT%T); for log in {scratch}/node*/log/agent.log; do [ ! -e $log ] || \
+         awk -v since=$since '$1 >= since' $log; done | grep -E ' WARN | ERROR ' | tail -n 5; \
+         kubectl logs -n dranic -l app.kubernetes.io/name=dranic --prefix --since={seconds}s 2>&1 | grep -E ' WARN | ERROR ' | tail -n 5; true",
+        seconds = since.as_secs() + 1,
+        scratch = cluster.scratch().display()
+    );
+    let excerpt = text(cluster.inside("node1", &["bash", "-c", &complaints])).await;
     let get = format!(
         "kubectl get pods -n {namespace} -o wide; kubectl get events -n {namespace} --sort-by=.lastTimestamp | tail -n 15"
     );
