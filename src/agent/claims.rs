@@ -69,7 +69,9 @@ impl Claims {
         .await
         .map_err(|e| ClaimError(format!("claim {claim_text}: prepare ended badly: {e}")))?
         .map_err(|e| ClaimError(e.to_string()))?;
-        self.specs.write(&record.claim).map_err(|e| ClaimError(format!("claim {claim}: {e}")))?;
+        self.specs
+            .write(&record.claim, record.devices.iter().map(|d| &d.device))
+            .map_err(|e| ClaimError(format!("claim {claim}: {e}")))?;
         devices.extend(answer(&record));
         Ok(devices)
     }
@@ -128,7 +130,7 @@ fn answer(record: &ClaimRecord) -> impl Iterator<Item = PreparedDevice> {
         request_names: vec![device.request.clone()],
         pool: device.pool.clone(),
         device: device.device.clone(),
-        cdi_device_ids: vec![Specs::device(&record.claim.uid)],
+        cdi_device_ids: vec![Specs::device(&record.claim.uid, &device.device)],
         share_id: device.share_id.clone(),
     })
 }
