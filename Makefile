@@ -13,6 +13,8 @@ E2E ?=
 export K8S CONTAINERD
 # Where `make bench` writes its figures as JSON; empty: to nowhere.
 BENCH_JSON ?=
+# More for `make bench`, such as "--rounds 20" or "--check".
+BENCH_ARGS ?=
 export BENCH_JSON
 
 .PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e
@@ -36,8 +38,9 @@ demo: setup ## watch pods get NICs on a scratch node (NICS=8)
 	@"$$(hack/target.sh)/debug/dranic-demo" --nics $(NICS)
 
 bench: setup ## measure a release build (BENCH_JSON=FILE keeps the figures)
-	@cargo build --release --locked --workspace
-	@cargo run --quiet --release --locked --package dranic-testbed --bin dranic-bench
+	@echo "building a release of the agent and the benchmark (the first time takes some minutes)"
+	@cargo build --release --locked --workspace --bin dranic --bin dranic-bench
+	@"$$(hack/target.sh)/release/dranic-bench" $(BENCH_ARGS)
 
 cluster: ## bring a real Kubernetes of two nodes up, with the agent on it (K8S=1.37.2 CONTAINERD=released|policy|debian)
 	@e2e/cluster/cluster.sh
