@@ -6,14 +6,21 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 NICS ?= 8
+# Of make cluster and make e2e; see e2e/cluster/README.md.
+K8S ?= 1.37.2
+CONTAINERD ?= released
+E2E ?=
+export K8S CONTAINERD
 # Where `make bench` writes its figures as JSON; empty: to nowhere.
 BENCH_JSON ?=
+# More for `make bench`, such as "--rounds 20" or "--check".
+BENCH_ARGS ?=
 export BENCH_JSON
 
-.PHONY: help setup build test demo bench lint clean
+.PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## install what is missing for building and testing (Debian 12, root)
 	@hack/setup.sh
@@ -31,8 +38,21 @@ demo: setup ## watch pods get NICs on a scratch node (NICS=8)
 	@"$$(hack/target.sh)/debug/dranic-demo" --nics $(NICS)
 
 bench: setup ## measure a release build (BENCH_JSON=FILE keeps the figures)
-	@cargo build --release --locked --workspace
-	@cargo run --quiet --release --locked --package dranic-testbed --bin dranic-bench
+	@echo "building a release of the agent and the benchmark (the first time takes some minutes)"
+	@cargo build --release --locked --workspace --bin dranic --bin dranic-bench
+	@"$$(hack/target.sh)/release/dranic-bench" $(BENCH_ARGS)
+
+cluster: ## bring a real Kubernetes of two nodes up, with the agent on it (K8S=1.37.2 CONTAINERD=released|policy|debian)
+	@e2e/cluster/cluster.sh
+
+cluster-shell: ## a shell on its first node, with kubectl and helm
+	@e2e/cluster/shell.sh
+
+cluster-down: ## end it; nothing of it is left
+	@e2e/cluster/down.sh
+
+e2e: ## run all scenarios on it; ends with "N passed, N failed, N skipped" (E2E="--only NAME", see README of e2e/cluster)
+	@e2e/cluster/e2e.sh $(E2E)
 
 lint: ## check formatting, and clippy without warnings
 	@hack/setup.sh build

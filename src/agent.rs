@@ -1,6 +1,7 @@
 //! Starts the legs in order, stops them in order; nothing else.
 
 mod board;
+mod cdi;
 mod claims;
 mod health;
 mod hooks;

@@ -50,6 +50,9 @@ pub struct Device {
 pub struct Withheld {
     /// Its name on the host.
     pub link: String,
+    /// What it would be called as a device, where its hardware can be told: for claims that were allocated before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceName>,
     /// Why, for people.
     pub reason: String,
 }
@@ -95,6 +98,12 @@ impl Scan {
     #[must_use]
     pub fn device(&self, name: &DeviceName) -> Option<&Device> {
         self.devices.iter().find(|d| &d.name == name)
+    }
+
+    /// The link that would be the device called `name`, if it is not offered.
+    #[must_use]
+    pub fn withheld(&self, name: &DeviceName) -> Option<&Withheld> {
+        self.withheld.iter().find(|w| w.device.as_ref() == Some(name))
     }
 }
 

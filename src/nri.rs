@@ -65,6 +65,21 @@ pub trait SandboxHandler: Send + Sync + 'static {
     /// as long as anything of the pod is to be undone.
     fn is_ours(&self, pod_uid: &str) -> bool;
 
+    /// How the names of environment variables begin that [`Self::admit`] wants to see; empty for none.
+    fn marks(&self) -> &str {
+        ""
+    }
+
+    /// A container is about to be made, in a pod of ours or not, with these marked variables (`NAME=value`). Called on the
+    /// connection's task: a map look-up, no I/O.
+    ///
+    /// # Errors
+    /// When the container must not be made.
+    fn admit(&self, pod_uid: &str, marked: &[&str]) -> Result<(), HookError> {
+        let _ = (pod_uid, marked);
+        Ok(())
+    }
+
     /// A sandbox was made. Must end before `deadline`, which already leaves the margin for the answer.
     fn run_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> impl Future<Output = Result<(), HookError>> + Send;
 

@@ -1,7 +1,7 @@
 //! Metrics and logs.
 
-use std::sync::atomic::AtomicI64;
-use std::time::Duration;
+use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -29,6 +29,8 @@ pub struct Outcome {
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
+    /// Of the process, under the names that all exporters use: without our prefix.
+    process: Registry,
     /// `dranic_devices`: devices in the ResourceSlices.
     pub devices: Gauge<i64, AtomicI64>,
     /// `dranic_nri_connected`: 1 while the runtime's NRI is connected and synchronised.
@@ -67,6 +69,7 @@ impl Metrics {
     pub fn new() -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("dranic"),
+            process: Registry::default(),
             devices: Gauge::default(),
             nri_connected: Gauge::default(),
             standby: Gauge::default(),
@@ -78,6 +81,9 @@ impl Metrics {
             starts: Counter::default(),
         };
         metrics.starts.inc();
+        let started = Gauge::<f64, AtomicU64>::default();
+        started.set(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
+        metrics.process.register_with_unit("process_start_time", "Start of the agent, since 1970", Unit::Seconds, started);
         let registry = &mut metrics.registry;
         registry.register("devices", "Devices in the ResourceSlices of this node", metrics.devices.clone());
         registry.register(
@@ -121,7 +127,21 @@ impl Metrics {
     /// When formatting fails, which it does not for a `String`.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
         let mut out = String::new();
+        text::encode_registry(&mut out, &self.process)?;
         text::encode(&mut out, &self.registry)?;
         Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_has_its_common_metric_and_ours_have_our_prefix() {
+        let text = Metrics::new().encode().expect("a String takes everything");
+        assert!(text.contains("\nprocess_start_time_seconds "), "{text}");
+        assert!(text.contains("\ndranic_starts_total 1"), "{text}");
+        assert_eq!(text.matches("# EOF").count(), 1);
     }
 }

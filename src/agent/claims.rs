@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::cdi::Specs;
 use crate::dra::resolve::{self, ResolvedDevice};
 use crate::dra::{ClaimError, ClaimHandler, PreparedDevice, api};
 use crate::ledger::{ClaimRecord, ClaimRef};
@@ -14,11 +15,14 @@ const FETCH_LIMIT: Duration = Duration::from_secs(20);
 pub(super) struct Claims {
     shared: Arc<Shared>,
     client: kube::Client,
+    specs: Specs,
 }
 
 impl Claims {
     pub(super) fn new(shared: Arc<Shared>, client: kube::Client) -> Self {
-        Self { shared, client }
+        let specs = Specs::new(&shared.config.cdi_dir, &shared.config.driver_name);
+        specs.renew(&shared.engine.records());
+        Self { shared, client, specs }
     }
 
     async fn prepare_claim(&self, claim: &ClaimRef) -> Result<Vec<PreparedDevice>, ClaimError> {
@@ -55,6 +59,7 @@ impl Claims {
         .await
         .map_err(|e| ClaimError(format!("claim {claim_text}: prepare ended badly: {e}")))?
         .map_err(|e| ClaimError(e.to_string()))?;
+        self.specs.write(&record.claim).map_err(|e| ClaimError(format!("claim {claim}: {e}")))?;
         devices.extend(answer(&record));
         Ok(devices)
     }
@@ -64,7 +69,8 @@ impl Claims {
         let done = tokio::task::spawn_blocking(move || shared.engine.unprepare(&wanted)).await;
         self.shared.inventory.rescan();
         match done {
-            Ok(result) => result.map_err(ClaimError),
+            Ok(Ok(())) => self.specs.remove(&claim.uid).map_err(|e| ClaimError(format!("claim {claim}: {e}"))),
+            Ok(Err(error)) => Err(ClaimError(error)),
             Err(panic) => Err(ClaimError(format!("claim {claim}: unprepare ended badly: {panic}"))),
         }
     }
@@ -112,7 +118,7 @@ fn answer(record: &ClaimRecord) -> impl Iterator<Item = PreparedDevice> {
         request_names: vec![device.request.clone()],
         pool: device.pool.clone(),
         device: device.device.clone(),
-        cdi_device_ids: Vec::new(),
+        cdi_device_ids: vec![Specs::device(&record.claim.uid)],
         share_id: device.share_id.clone(),
     })
 }

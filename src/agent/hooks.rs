@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{OnOverrun, Shared};
 use crate::attach::{AttachError, AttachTimes};
-use crate::names::{PodUid, SandboxId};
+use crate::names::{ClaimUid, PodUid, SandboxId};
 use crate::nri::{Container, HookError, Sandbox, SandboxHandler};
 
 /// Longest an attach may go on behind the gate.
@@ -139,6 +139,31 @@ impl Shared {
 impl SandboxHandler for Hooks {
     fn is_ours(&self, pod_uid: &str) -> bool {
         self.shared.engine.has_pod(pod_uid)
+    }
+
+    fn marks(&self) -> &str {
+        super::cdi::VARIABLE
+    }
+
+    /// A container brings each of its claims (see [`super::cdi`]): they must be this pod's.
+    fn admit(&self, pod_uid: &str, marked: &[&str]) -> Result<(), HookError> {
+        for variable in marked {
+            let (uid, name) = variable.strip_prefix(super::cdi::VARIABLE).and_then(|v| v.split_once('=')).unwrap_or_default();
+            let record = ClaimUid::new(uid).ok().and_then(|uid| self.shared.engine.ledger().get(&uid));
+            match record {
+                Some(record) if record.pod.uid.as_str() == pod_uid => {}
+                Some(record) => {
+                    let why = format!(
+                        "its NICs are in pod {}/{}; a NIC can be in one pod only: use a ResourceClaimTemplate, so that each pod \
+                         gets a claim of its own",
+                        record.claim.namespace, record.pod.name
+                    );
+                    return Err(self.refuse(&format!("claim {name}"), why));
+                }
+                None => return Err(self.refuse(&format!("claim {name}"), "it is not prepared on this node (any more)")),
+            }
+        }
+        Ok(())
     }
 
     async fn run_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> Result<(), HookError> {

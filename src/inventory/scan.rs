@@ -95,7 +95,7 @@ impl<'a> Look<'a> {
         for (link, facts) in offered {
             let id = ids.get(&link.index).map(|id| (id, id.device_name()));
             let Some((hardware, name)) = id.filter(|(_, name)| names.insert(name.clone())) else {
-                withhold(&mut scan, link, "it can't be told from a device that is lent to a pod".to_owned());
+                self.withhold(&mut scan, link, "it can't be told from a device that is lent to a pod".to_owned());
                 continue;
             };
             let rdma = attributes::rdma_of(link, facts, &self.rdma);
@@ -119,25 +119,31 @@ impl<'a> Look<'a> {
                 continue;
             }
             if let Some(reason) = policy::withhold(link, &needed, &names, options) {
-                withhold(scan, link, reason);
+                self.withhold(scan, link, reason);
                 continue;
             }
             let is_virtual = link.kind.is_some() && link.parent_device.is_none();
             match self.facts.get(&link.index) {
                 _ if no_default => {
-                    withhold(scan, link, "the host has no default route yet, so it may become its uplink".to_owned())
+                    self.withhold(scan, link, "the host has no default route yet, so it may become its uplink".to_owned())
                 }
                 Some(Ok(Some(facts))) if is_virtual || facts.is_virtual || facts.device.is_some() => offered.push((link, facts)),
                 // Netlink alone tells enough.
                 _ if is_virtual => offered.push((link, &NONE)),
                 Some(Err(problem)) => {
                     scan.problems.push(problem.clone());
-                    withhold(scan, link, format!("it could not be looked up: {problem}"));
+                    self.withhold(scan, link, format!("it could not be looked up: {problem}"));
                 }
-                _ => withhold(scan, link, "sysfs does not show its device, so its hardware can't be told".to_owned()),
+                _ => self.withhold(scan, link, "sysfs does not show its device, so its hardware can't be told".to_owned()),
             }
         }
         offered
+    }
+
+    fn withhold(&self, scan: &mut Scan, link: &Link, reason: String) {
+        let facts = self.facts.get(&link.index).and_then(|facts| facts.as_ref().ok()).cloned().flatten().unwrap_or_default();
+        let device = hardware::candidates(link, &facts).first().map(HardwareId::device_name);
+        scan.withheld.push(Withheld { link: link.name.clone(), device, reason });
     }
 
     /// The links that are lent devices, each with its device: those that are still, or again, on the host.
@@ -173,8 +179,4 @@ impl<'a> Look<'a> {
             id => candidates.first() == Some(id) || (same_index && candidates.contains(id)),
         }
     }
-}
-
-fn withhold(scan: &mut Scan, link: &Link, reason: String) {
-    scan.withheld.push(Withheld { link: link.name.clone(), reason });
 }

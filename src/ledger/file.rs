@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 use sha2::{Digest, Sha256};
 
 use super::ClaimRecord;
@@ -16,6 +16,9 @@ use crate::names::ClaimUid;
 pub(super) const VERSION: u64 = 1;
 /// Largest file that is read or written, bytes. A record of 128 devices with 100 routes each has about 2 MiB.
 pub(super) const MAX_BYTES: usize = 4 << 20;
+
+/// Bytes around a record, about.
+const ENVELOPE: usize = 256;
 
 /// Why bytes are not a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,9 +63,9 @@ fn hex_sha256(text: &str) -> String {
     })
 }
 
-/// The file's bytes. What could not be read again is refused here, while the old record is still in place.
+/// The file's bytes.
 pub(super) fn encode(record: &ClaimRecord) -> Result<Vec<u8>, String> {
-    let text = RawValue::from_string(serde_json::to_string(record).map_err(|e| e.to_string())?).map_err(|e| e.to_string())?;
+    let text = to_raw_value(record).map_err(|e| e.to_string())?;
     let envelope = EnvelopeOut {
         version: VERSION,
         driver_version: env!("CARGO_PKG_VERSION"),
@@ -70,13 +73,19 @@ pub(super) fn encode(record: &ClaimRecord) -> Result<Vec<u8>, String> {
         sha256: hex_sha256(text.get()),
         record: &text,
     };
-    let mut bytes = serde_json::to_vec(&envelope).map_err(|e| e.to_string())?;
+    let mut bytes = Vec::with_capacity(text.get().len() + ENVELOPE);
+    serde_json::to_writer(&mut bytes, &envelope).map_err(|e| e.to_string())?;
     bytes.push(b'\n');
     if bytes.len() > MAX_BYTES {
         return Err(format!("it would have {} bytes, more than {MAX_BYTES}", bytes.len()));
     }
-    match decode(&bytes, &record.claim.uid) {
-        Ok(read) if read == *record => Ok(bytes),
+    Ok(bytes)
+}
+
+/// Refuses what could not be read again, while the old record is still in place.
+pub(super) fn check(bytes: &[u8], record: &ClaimRecord) -> Result<(), String> {
+    match decode(bytes, &record.claim.uid) {
+        Ok(read) if read == *record => Ok(()),
         Ok(_) => Err("it would be read back as something else".to_owned()),
         Err(Fault::Bad(reason) | Fault::Newer(reason)) => Err(format!("it could not be read back: {reason}")),
     }

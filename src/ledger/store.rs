@@ -201,7 +201,14 @@ impl Ledger {
             file::encode(record).map_err(|reason| LedgerError::Record { claim: record.claim.uid.clone(), reason })
         };
         let claim = &record.claim.uid;
-        folder::write(&self.folder, claim, &encode(&record)?, durability)?;
+        let bytes = encode(&record)?;
+        // What a prepare writes is new, and is all that brings a NIC back as it was. Later writes change phases, on the runtime's
+        // time, and reading back is most of what a write costs.
+        if durability == Durability::Disk {
+            let unreadable = |reason| LedgerError::Record { claim: claim.clone(), reason };
+            file::check(&bytes, &record).map_err(unreadable)?;
+        }
+        folder::write(&self.folder, claim, &bytes, durability)?;
         if durability == Durability::Disk
             && let Err(error) = folder::sync(&self.folder)
         {

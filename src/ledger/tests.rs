@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::file::{Fault, decode, encode};
+use super::file::{Fault, check, decode, encode};
 use super::{ClaimRecord, ClaimRef, Durability, Ledger, LedgerError, PodRef};
 use crate::names::{ClaimUid, PodUid};
 
@@ -23,6 +23,15 @@ fn a_later_version_may_add_fields() {
     let bytes = encode(&record()).unwrap();
     let text = String::from_utf8(bytes).unwrap().replacen('{', "{\"extra\":[1,2],", 1);
     assert_eq!(decode(text.as_bytes(), &record().claim.uid), Ok(record()));
+}
+
+#[test]
+fn what_reads_back_as_something_else_is_refused() {
+    let bytes = encode(&record()).unwrap();
+    assert_eq!(check(&bytes, &record()), Ok(()));
+    let other = ClaimRecord { generation: 4, ..record() };
+    assert!(check(&bytes, &other).unwrap_err().contains("something else"));
+    assert!(check(&bytes[1..], &record()).unwrap_err().contains("not be read back"));
 }
 
 #[test]

@@ -11,6 +11,8 @@ pub(super) const POD_IN_REQUEST: u32 = 1;
 pub(super) const POD_IN_STATE_CHANGE: u32 = 2;
 const EVENT_IN_STATE_CHANGE: u32 = 1;
 const UID_IN_POD: u32 = 3;
+const CONTAINER_IN_REQUEST: u32 = 2;
+const ENV_IN_CONTAINER: u32 = 8;
 
 /// Bytes that are no valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -98,6 +100,23 @@ pub(super) fn pod_uid(message: &[u8], pod: u32) -> Result<&str, Malformed> {
         }
     }
     Ok(uid)
+}
+
+/// The environment variables (`NAME=value`) of the container in a `CreateContainerRequest` whose names begin with `mark`.
+pub(super) fn variables<'a>(message: &'a [u8], mark: &str) -> Result<Vec<&'a str>, Malformed> {
+    let (mut found, mut fields) = (Vec::new(), Fields(message));
+    while let Some((number, value)) = fields.next()? {
+        let (CONTAINER_IN_REQUEST, Value::Bytes(bytes)) = (number, value) else { continue };
+        let mut inner = Fields(bytes);
+        while let Some((number, value)) = inner.next()? {
+            if let (ENV_IN_CONTAINER, Value::Bytes(text)) = (number, value)
+                && text.starts_with(mark.as_bytes())
+            {
+                found.push(std::str::from_utf8(text).map_err(|_| Malformed)?);
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// The event number of a `StateChangeEvent`.

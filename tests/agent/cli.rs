@@ -77,6 +77,7 @@ fn bad_values(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
         ("--nri-margin", "soon".to_owned(), "DRANIC_NRI_MARGIN"),
         ("--rescan", "0".to_owned(), "DRANIC_RESCAN"),
         ("--rescan", "99999999999999999999".to_owned(), "DRANIC_RESCAN"),
+        ("--sysctl-dir", "sys".to_owned(), "DRANIC_SYSCTL_DIR"),
         ("--log-format", "xml".to_owned(), "DRANIC_LOG_FORMAT"),
         ("--log-level", "dranic=loud".to_owned(), "DRANIC_LOG"),
     ];

@@ -55,9 +55,15 @@ struct Shared {
     store: Mutex<Store>,
     faults: Faults,
     requests: Mutex<Vec<Logged>>,
+    /// How often a watch that asks for them gets a bookmark.
+    bookmark_every: Mutex<Duration>,
 }
 
 impl Shared {
+    fn bookmark_every(&self) -> Duration {
+        *self.bookmark_every.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn store(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -80,7 +86,12 @@ impl ApiServerDouble {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let shared = Arc::new(Shared { store: Mutex::default(), faults: Faults::default(), requests: Mutex::default() });
+        let shared = Arc::new(Shared {
+            store: Mutex::default(),
+            faults: Faults::default(),
+            requests: Mutex::default(),
+            bookmark_every: Mutex::new(watch::BOOKMARK),
+        });
         let (stop, stopped) = oneshot::channel();
         let served = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("apiserver".to_owned()).spawn(move || {
@@ -145,6 +156,11 @@ impl ApiServerDouble {
     /// Forgets the requests so far.
     pub fn clear_requests(&self) {
         self.shared.requests.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// How often watches get a bookmark from now on: each minute from a real server, each 5 s from this one, so that tests see some.
+    pub fn set_bookmark_every(&self, interval: Duration) {
+        *self.shared.bookmark_every.lock().unwrap_or_else(PoisonError::into_inner) = interval;
     }
 
     /// Fields below `spec` that are dropped from slices when they are written (`devices[].taints`).

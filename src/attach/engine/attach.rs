@@ -267,7 +267,7 @@ fn move_all(target: &Target<'_>, host: &mut RouteSocket, jobs: &mut [Job], times
         let start = Instant::now();
         let job = &mut jobs[position];
         let result = moves::send(host, &[job.move_in(target.netns)], look_deadline()).pop();
-        times.moves.push((job.device.device.clone(), start.elapsed()));
+        times.moves.push((job.device().device.clone(), start.elapsed()));
         crash::point("attach: moved");
         match result {
             Some(Ok(())) => job.inside = true,
@@ -275,7 +275,7 @@ fn move_all(target: &Target<'_>, host: &mut RouteSocket, jobs: &mut [Job], times
             // The link may be inside all the same, under its old name: the roll-back looks.
             other => {
                 let why = other.and_then(Result::err).map_or_else(|| "no answer".to_owned(), |e| e.to_string());
-                let step = format!("moving {} into the pod as {}", job.device.host.name, job.device.plan.pod_link);
+                let step = format!("moving {} into the pod as {}", job.device().host.name, job.device().plan.pod_link);
                 return Err(job.failed(step, why));
             }
         }

@@ -56,7 +56,7 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
     let mut work: Vec<(usize, Stage, &Step)> = jobs
         .iter()
         .enumerate()
-        .flat_map(|(position, job)| staged(&job.device.plan.steps).map(move |(stage, step)| (position, stage, step)))
+        .flat_map(|(position, job)| staged(&job.device().plan.steps).map(move |(stage, step)| (position, stage, step)))
         .collect();
     // Stable: within a stage the plan's order holds.
     work.sort_by_key(|(_, stage, _)| *stage);
@@ -90,15 +90,15 @@ fn request(index: u32, step: &Step) -> Option<Request> {
 }
 
 fn write_sysctls(netns: &Netns, jobs: &[Job]) -> Result<(), StepFailure> {
-    let any = jobs.iter().any(|job| job.device.plan.steps.iter().any(|s| matches!(s, Step::Sysctl { .. })));
+    let any = jobs.iter().any(|job| job.device().plan.steps.iter().any(|s| matches!(s, Step::Sysctl { .. })));
     if !any {
         return Ok(());
     }
     let written = netns.run(|| {
         for (position, job) in jobs.iter().enumerate() {
-            for step in &job.device.plan.steps {
+            for step in &job.device().plan.steps {
                 if let Step::Sysctl { key, value } = step {
-                    sysctl::write(job.device.plan.pod_link.as_str(), key, value).map_err(|e| StepFailure {
+                    sysctl::write(job.device().plan.pod_link.as_str(), key, value).map_err(|e| StepFailure {
                         job: position,
                         step: describe(step),
                         why: e.to_string(),

@@ -16,7 +16,10 @@ use crate::netns::Netns;
 pub(super) struct Job {
     pub(super) claim: ClaimUid,
     pub(super) claim_text: String,
-    pub(super) device: DeviceRecord,
+    /// The device is in here: a record holds hundreds of sysctls, too many to copy in the runtime's time.
+    record: Arc<ClaimRecord>,
+    /// Which of the record's devices.
+    position: usize,
     /// Index on the host, now.
     host_index: u32,
     /// Index in the pod.
@@ -26,24 +29,29 @@ pub(super) struct Job {
 }
 
 impl Job {
+    /// The device, as it was recorded before the attach.
+    pub(super) fn device(&self) -> &DeviceRecord {
+        &self.record.devices[self.position]
+    }
+
     /// The message that moves it in.
     pub(super) fn move_in<'a>(&self, netns: &'a Netns) -> moves::Move<'a> {
-        let values = self.device.plan.steps.iter().find_map(|step| match step {
+        let values = self.device().plan.steps.iter().find_map(|step| match step {
             Step::Move { mtu, address, .. } => Some((*mtu, address.clone())),
             _ => None,
         });
         let (mtu, address) = values.unwrap_or_default();
-        let name = self.device.plan.pod_link.as_str().to_owned();
+        let name = self.device().plan.pod_link.as_str().to_owned();
         moves::Move { index: self.host_index, target: netns.as_fd(), new_index: self.index, name, mtu, address }
     }
 
     pub(super) fn failed(&self, step: String, why: String) -> AttachError {
-        AttachError::Step { claim: self.claim_text.clone(), device: self.device.device.clone(), step, why }
+        AttachError::Step { claim: self.claim_text.clone(), device: self.device().device.clone(), step, why }
     }
 
     pub(super) fn gone(&self) -> AttachError {
-        let name = self.device.host.name.clone();
-        AttachError::Gone { claim: self.claim_text.clone(), device: self.device.device.clone(), name }
+        let name = self.device().host.name.clone();
+        AttachError::Gone { claim: self.claim_text.clone(), device: self.device().device.clone(), name }
     }
 }
 
@@ -57,11 +65,12 @@ pub(super) fn jobs(
     let mut occupied = moves::Occupied::by(links);
     let mut jobs = Vec::new();
     for record in records {
-        for device in record.devices.iter().filter(|d| !target.holds(d, links)) {
+        for (position, device) in record.devices.iter().enumerate().filter(|(_, d)| !target.holds(d, links)) {
             let mut job = Job {
                 claim: record.claim.uid.clone(),
                 claim_text: record.claim.to_string(),
-                device: device.clone(),
+                record: record.clone(),
+                position,
                 host_index: 0,
                 index: moves::pick_index(&occupied.indices, device.host.index),
                 inside: false,
@@ -100,8 +109,8 @@ pub(super) fn verify(socket: &mut RouteSocket, jobs: &[Job]) -> Result<(), Attac
     for job in jobs {
         let wrong = match links.iter().find(|l| l.index == job.index) {
             None => Some("it is not in the pod".to_owned()),
-            Some(l) if l.name != job.device.plan.pod_link.as_str() => Some(format!("it is called {} there", l.name)),
-            Some(l) if !locate::is_device(&job.device, l) => Some("another link has its index".to_owned()),
+            Some(l) if l.name != job.device().plan.pod_link.as_str() => Some(format!("it is called {} there", l.name)),
+            Some(l) if !locate::is_device(job.device(), l) => Some("another link has its index".to_owned()),
             Some(l) if !l.is_up() => Some("it is down".to_owned()),
             Some(_) => None,
         };

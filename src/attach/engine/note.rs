@@ -56,7 +56,7 @@ impl Engine {
             device.since_unix_ms = now_unix_ms();
             device.last_error = None;
             device.times.retain(|t| t.step == "capture" || t.step == "down");
-            if let Some((_, time)) = times.moves.iter().find(|(name, _)| *name == job.device.device) {
+            if let Some((_, time)) = times.moves.iter().find(|(name, _)| *name == job.device().device) {
                 let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                 device.times.push(StepTime { step: "move".to_owned(), micros });
             }
@@ -70,7 +70,7 @@ impl Engine {
         for claim in claims {
             self.ledger.update(claim, Durability::Process, |record| {
                 for job in jobs.iter().filter(|job| job.claim == *claim) {
-                    for device in record.devices.iter_mut().filter(|d| d.device == job.device.device) {
+                    for device in record.devices.iter_mut().filter(|d| d.device == job.device().device) {
                         change(job, device);
                     }
                 }

@@ -36,9 +36,9 @@ pub enum PrepareReason {
         /// Which device.
         device: DeviceName,
         /// Gone, or withheld and why.
-        why: &'static str,
+        why: String,
     },
-    /// The host needs it by now.
+    /// It is not offered by now: the host needs it, or it can't be moved.
     #[error("device {device} ({name}) is not lent: {why}; see: dranic devices")]
     Needed {
         /// Which device.
@@ -197,16 +197,24 @@ impl Engine {
         if claim.devices.iter().any(|d| scan.device(&d.device).is_none_or(|known| known.link.is_none())) {
             scan = self.source.0.rescan();
         }
-        let find = |wanted: &'a ResolvedDevice| match scan.device(&wanted.device) {
-            Some(device) if device.link.is_some() => Ok((wanted, device.clone())),
-            Some(_) => Err("it has no link on the host at the moment; look for it with: dranic status"),
-            None => Err("unplugged, or withheld by now; see: dranic devices"),
+        let find = |wanted: &'a ResolvedDevice| {
+            let device = || wanted.device.clone();
+            match (scan.device(&wanted.device), scan.withheld(&wanted.device)) {
+                (Some(found), _) if found.link.is_some() => Ok((wanted, found.clone())),
+                (Some(_), _) => {
+                    let why = "it has no link on the host at the moment; look for it with: dranic status".to_owned();
+                    Err(PrepareReason::NoDevice { device: device(), why })
+                }
+                (None, Some(link)) => {
+                    Err(PrepareReason::Needed { device: device(), name: link.link.clone(), why: link.reason.clone() })
+                }
+                (None, None) => {
+                    let why = "was it unplugged? See: dranic devices".to_owned();
+                    Err(PrepareReason::NoDevice { device: device(), why })
+                }
+            }
         };
-        claim
-            .devices
-            .iter()
-            .map(|wanted| find(wanted).map_err(|why| PrepareReason::NoDevice { device: wanted.device.clone(), why }))
-            .collect()
+        claim.devices.iter().map(find).collect()
     }
 
     fn plan_devices(&self, pod: &PodRef, devices: &[(&ResolvedDevice, Device)]) -> Result<Vec<DeviceRecord>, PrepareReason> {
@@ -324,7 +332,7 @@ impl Engine {
 }
 
 fn went_away(device: &DeviceName) -> PrepareReason {
-    PrepareReason::NoDevice { device: device.clone(), why: "it went away just now; the kubelet will ask again" }
+    PrepareReason::NoDevice { device: device.clone(), why: "it went away just now; the kubelet will ask again".to_owned() }
 }
 
 fn kernel(step: impl Into<String>, source: KernelError) -> PrepareReason {

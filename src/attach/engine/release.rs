@@ -82,7 +82,7 @@ impl Engine {
 
     /// Undoes an attach that failed, as far as it came; the pod's lock is held.
     pub(super) fn roll_back(&self, pod: &PodUid, jobs: &[Job]) {
-        let is_of_it = |d: &DeviceRecord| d.attachment.is_some() && jobs.iter().any(|job| job.device.device == d.device);
+        let is_of_it = |d: &DeviceRecord| d.attachment.is_some() && jobs.iter().any(|job| job.device().device == d.device);
         for outcome in self.release_locked(&self.ledger.by_pod(pod), is_of_it) {
             match outcome {
                 Released::Stuck(device, why) => tracing::error!(%device, %why, "roll-back: the device is still in the pod"),

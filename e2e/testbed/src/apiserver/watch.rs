@@ -12,8 +12,8 @@ use super::Shared;
 use super::claims::to_text;
 use super::store::{fits, kind_of};
 
-/// How often a watch that asks for them gets a bookmark.
-const BOOKMARK: Duration = Duration::from_secs(5);
+/// How often a watch that asks for them gets a bookmark, where nothing else is said.
+pub(super) const BOOKMARK: Duration = Duration::from_secs(5);
 
 /// What a watch wants.
 pub(super) struct Wish {
@@ -41,8 +41,9 @@ pub(super) fn body(shared: Arc<Shared>, wish: Wish) -> Body {
         (store.dropped, store.news.subscribe())
     };
     let now = Instant::now();
+    let bookmark = now + shared.bookmark_every();
     let end = now + wish.lasts;
-    let watch = Watch { shared, wish, dropped, news, end, bookmark: now + BOOKMARK, over: false };
+    let watch = Watch { shared, wish, dropped, news, end, bookmark, over: false };
     Body::from_stream(stream::unfold(watch, |mut watch| async move {
         let line = watch.next().await?;
         Some((Ok::<Bytes, std::io::Error>(Bytes::from(line)), watch))
@@ -87,7 +88,7 @@ impl Watch {
             }
         }
         if self.wish.bookmarks && Instant::now() >= self.bookmark {
-            self.bookmark = Instant::now() + BOOKMARK;
+            self.bookmark = Instant::now() + self.shared.bookmark_every();
             let (version, kind) = kind_of(self.wish.resource);
             let mark = json!({"apiVersion": version, "kind": kind, "metadata": {"resourceVersion": store.version.to_string()}});
             return Look::Line(line("BOOKMARK", &mark));

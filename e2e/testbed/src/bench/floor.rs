@@ -64,19 +64,38 @@ impl Bed {
         Ok(Self { specs, node, _fabric: fabric })
     }
 
+    /// The node.
+    #[must_use]
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
     /// Moves the first `count` NICs into a new namespace and returns how long that took; then moves them back.
     ///
     /// # Errors
     /// When the kernel refuses, or a link is not where it should be.
     pub fn run(&self, count: usize, before: Before, way: Way) -> Result<Duration> {
+        self.run_with(count, before, |indices, pod| match way {
+            Way::OneByOne => one_by_one(&open(self.node.netns())?, &messages(indices, pod)),
+            Way::OneCall => one_call(&open(self.node.netns())?, &messages(indices, pod)),
+            Way::Threads(threads) => self.by_threads(threads, &messages(indices, pod)),
+        })
+    }
+
+    /// As [`Self::run`], by `work`, which gets the links' indices and the new namespace.
+    ///
+    /// # Errors
+    /// As [`Self::run`], and what `work` says.
+    pub fn run_with(
+        &self,
+        count: usize,
+        before: Before,
+        work: impl FnOnce(&[u32], &Netns) -> Result<Duration>,
+    ) -> Result<Duration> {
         let indices = self.make_ready(count, before)?;
         let pod = new_netns()?;
         std::thread::sleep(SETTLE);
-        let took = match way {
-            Way::OneByOne => one_by_one(&open(self.node.netns())?, &messages(&indices, &pod)),
-            Way::OneCall => one_call(&open(self.node.netns())?, &messages(&indices, &pod)),
-            Way::Threads(threads) => self.by_threads(threads, &messages(&indices, &pod)),
-        }?;
+        let took = work(&indices, &pod)?;
         let mut inside = RouteSocket::open_in(&pod)?;
         let there = link::list(&mut inside, soon())?.iter().filter(|l| !l.is_loopback()).count();
         ensure!(there == count, "{there} of {count} links are in the pod after the floor's moves");

@@ -48,6 +48,7 @@ fn record(phase: Phase) -> ClaimRecord {
         index: POD_INDEX,
     };
     let device = DeviceRecord {
+        share_id: None,
         request: "r".to_owned(),
         pool: "node-1".to_owned(),
         device: hardware().device_name(),

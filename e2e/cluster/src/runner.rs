@@ -1,0 +1,132 @@
+//! Runs scenarios one after the other, and looks after each whether everything was given back.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Result, bail, ensure};
+use k8s_openapi::api::resource::v1::DeviceClass;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
+
+use crate::Args;
+use crate::cluster::Cluster;
+use crate::context::{Context, wait};
+use crate::scenarios::{self, Run, Scenario};
+use crate::{dump, inspect, objects};
+
+/// NICs of each node.
+pub(crate) const RAILS: u32 = 8;
+
+/// Runs what `args` choose. Prints one line for each scenario and the sum at the end.
+///
+/// # Errors
+/// When there is no cluster to run anything on.
+pub(crate) async fn run(args: &Args) -> Result<bool> {
+    let cluster = Cluster::connect(&args.cluster, &args.scripts).await?;
+    let seed = args.seed.unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_secs()));
+    println!("seed {seed}");
+    let class: DeviceClass = serde_json::from_value(objects::class())?;
+    let classes: Api<DeviceClass> = Api::all(cluster.client.clone());
+    classes.patch(objects::CLASS, &PatchParams::apply("dranic-e2e").force(), &Patch::Apply(&class)).await?;
+    idle(&cluster, Duration::from_secs(60)).await?;
+
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    for scenario in scenarios::ALL {
+        let named = |names: &[String]| names.iter().any(|name| scenario.name.contains(name.as_str()));
+        if (!args.only.is_empty() && !named(&args.only)) || named(&args.skip) {
+            continue;
+        }
+        match scenario.run {
+            Run::Later(issue) => {
+                skipped += 1;
+                println!("pending: {} ({issue})", scenario.name);
+            }
+            Run::Now(body) => {
+                let namespace = format!("e2e-{}", scenario.name);
+                let context = Context { cluster: cluster.clone(), namespace, full: args.full, seed };
+                let begin = Instant::now();
+                match one(scenario, body, &context).await {
+                    Ok(()) => {
+                        passed += 1;
+                        println!("ok      {:28} {:6.1} s", scenario.name, begin.elapsed().as_secs_f64());
+                    }
+                    Err(error) => {
+                        failed += 1;
+                        println!("FAILED  {:28} {:6.1} s  {error:#}", scenario.name, begin.elapsed().as_secs_f64());
+                        let folder = args.dump.join(scenario.name);
+                        let excerpt = dump::everything(&cluster, &folder, &context.namespace).await;
+                        println!("        everything is in {}", folder.display());
+                        excerpt.lines().for_each(|line| println!("        {line}"));
+                        if args.keep {
+                            bail!("{} left as it is", context.namespace);
+                        }
+                        close(&context).await;
+                    }
+                }
+            }
+        }
+    }
+    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    Ok(failed == 0)
+}
+
+/// The scenario with its time limit; its namespace goes, and everything that was lent must be back.
+async fn one(scenario: &Scenario, body: scenarios::Body, context: &Context) -> Result<()> {
+    let whole = async {
+        context.open(json!({"resource.kubernetes.io/admin-access": "true"})).await?;
+        body(context.clone()).await?;
+        context.close().await?;
+        idle(&context.cluster, Duration::from_secs(20)).await?;
+        for node in &context.cluster.nodes {
+            context.cluster.nics(node, RAILS).await?; // links that the scenario made beside them go
+        }
+        Ok(())
+    };
+    match tokio::time::timeout(scenario.limit, whole).await {
+        Ok(result) => result,
+        Err(_) => bail!("took longer than its {} s", scenario.limit.as_secs()),
+    }
+}
+
+/// After a failure: what is left must not make the next scenario fail.
+async fn close(context: &Context) {
+    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(context.cluster.client.clone());
+    if let Ok(None) = namespaces.get_opt(&context.namespace).await {
+        return;
+    }
+    if let Err(error) = context.close().await {
+        println!("        cleaning up: {error:#}");
+    }
+    for node in &context.cluster.nodes {
+        if let Err(error) = context.cluster.nics(node, RAILS).await {
+            println!("        cleaning up: {error:#}");
+        }
+    }
+    if let Err(error) = idle(&context.cluster, Duration::from_secs(30)).await {
+        println!("        cleaning up: {error:#}");
+    }
+}
+
+/// Nothing is lent, and every NIC is on its node as it was: name, address, MTU, state.
+pub(crate) async fn idle(cluster: &Cluster, limit: Duration) -> Result<()> {
+    for node in &cluster.nodes {
+        wait(limit, &format!("{node} has everything back"), || async {
+            let status = cluster.status(node).await?;
+            let claims: Vec<_> = status.claims.iter().map(|c| format!("{}/{}", c.namespace, c.name)).collect();
+            ensure!(claims.is_empty(), "the agent still holds {claims:?}");
+            let links = inspect::links(cluster.init_pid(node)?).await?;
+            for rail in 0..RAILS {
+                let name = format!("nic{rail}");
+                let Some(link) = links.iter().find(|link| link.ifname == name) else { bail!("{name} is missing") };
+                let number = node.trim_start_matches("node");
+                ensure!(
+                    link.is_up() && link.mtu == 9000 && link.addresses() == [format!("10.20.{rail}.{number}/24")],
+                    "{name} is not as it was: {link:?}"
+                );
+            }
+            ensure!(status.published_devices >= RAILS as usize, "{} devices are published", status.published_devices);
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
