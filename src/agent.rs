@@ -143,11 +143,11 @@ pub fn run_blocking(config: AgentConfig) -> anyhow::Result<()> {
 pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let stop = CancellationToken::new();
-    let client = api::client(config.kubeconfig.as_deref()).await?;
     sysctl::use_root(&config.sysctl_dir).with_context(|| {
         let dir = config.sysctl_dir.display();
         format!("--sysctl-dir {dir} can't be used (in a container, mount the host's /proc/sys/net somewhere and name that)")
     })?;
+    let client = api::client(config.kubeconfig.as_deref()).await?;
     let board = Board::new();
     let mut http = JoinSet::new();
     let Some(opened) = open(&config, &board, &mut signals, &mut http, &stop).await? else { return Ok(()) };

@@ -51,7 +51,8 @@ async fn hooks_get_their_sandbox_and_container() {
         let (pod, double) = (ours("a"), &rig.double);
         assert_eq!(double.run_pod_sandbox(&pod).await.result(), Ok(()));
         let cdi_devices = vec!["dra.net/nic=a".to_owned()];
-        let container = ContainerSpec { id: "c".into(), name: "main".into(), cdi_devices: cdi_devices.clone() };
+        let container =
+            ContainerSpec { id: "c".into(), name: "main".into(), cdi_devices: cdi_devices.clone(), ..ContainerSpec::default() };
         assert_eq!(double.create_container("a", &container).await.result(), Ok(()));
         assert_eq!(double.stop_pod_sandbox("a").await.result(), Ok(()));
         assert_eq!(double.remove_pod_sandbox("a").await.result(), Ok(()));
@@ -193,7 +194,7 @@ async fn a_long_synchronize_comes_in_parts_and_arrives_whole() {
     let (socket, double) = (options.socket.clone(), dranic_testbed::runtime::RuntimeDouble::start(options).unwrap());
     for number in 0..600 {
         let id = format!("{number:03}");
-        let container = ContainerSpec { id: format!("c-{id}"), name: "main".into(), cdi_devices: Vec::new() };
+        let container = ContainerSpec { id: format!("c-{id}"), name: "main".into(), ..ContainerSpec::default() };
         double.add_pod(SandboxSpec { padding: 20_000, ..ours(&id) }, vec![container]);
     }
     let session = rig::Session::start(socket);

@@ -18,5 +18,6 @@ for n in $(cd "$S" && echo node[0-9]*); do
   node node1 kubectl label node "$n" --overwrite e2e-agent=yes >/dev/null
 done
 node node1 helm upgrade --install dranic "$repo/charts/dranic" --namespace dranic --create-namespace --wait --timeout 90s \
-  --set "image.tag=$tag,image.pullPolicy=Never,driverName=dra.net" --set-string nodeSelector.e2e-agent=yes "$@" >/dev/null
+  --set "image.tag=$tag,image.pullPolicy=Never,driverName=dra.net" --set-string nodeSelector.e2e-agent=yes \
+  --set-string "podAnnotations.e2e-image=$(sha256sum "$tar" | cut -c 1-16)" "$@" >/dev/null   # same tag, other image: pods are made anew
 echo "the agent is installed by helm $(node node1 helm version --template '{{ .Version }}')"

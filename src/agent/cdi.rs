@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use crate::ledger::{ClaimRecord, ClaimRef};
-use crate::names::ClaimUid;
+use crate::names::{ClaimUid, DeviceName};
 
 /// Vendor and class of the devices: the same for each driver name, since devices are called by the claim's UID.
 const KIND: &str = "dranic.dev/claim";
@@ -31,25 +31,22 @@ impl Specs {
         Self { folder: folder.to_owned(), driver: driver.to_owned() }
     }
 
-    /// The device that stands for the claim, for the kubelet's answer.
-    pub(super) fn device(claim: &ClaimUid) -> String {
-        format!("{KIND}={claim}")
+    /// The CDI device that stands for a device of the claim, for the kubelet's answer. One for each: the kubelet tells the health of
+    /// devices apart by it.
+    pub(super) fn device(claim: &ClaimUid, device: &DeviceName) -> String {
+        format!("{KIND}={claim}-{device}")
     }
 
     /// Writes the claim's spec. The runtime sees either none or all of it.
     ///
     /// # Errors
     /// When the file can't be written; with its path.
-    pub(super) fn write(&self, claim: &ClaimRef) -> Result<(), String> {
+    pub(super) fn write<'a>(&self, claim: &ClaimRef, devices: impl Iterator<Item = &'a DeviceName>) -> Result<(), String> {
         let uid = &claim.uid;
-        let spec = json!({
-            "cdiVersion": VERSION,
-            "kind": KIND,
-            "devices": [{
-                "name": uid.as_str(),
-                "containerEdits": {"env": [format!("{VARIABLE}{uid}={}/{}", claim.namespace, claim.name)]},
-            }],
-        });
+        let variable = format!("{VARIABLE}{uid}={}/{}", claim.namespace, claim.name);
+        let devices: Vec<_> =
+            devices.map(|device| json!({"name": format!("{uid}-{device}"), "containerEdits": {"env": [variable]}})).collect();
+        let spec = json!({"cdiVersion": VERSION, "kind": KIND, "devices": devices});
         let file = self.file(uid);
         // Runtimes read files that end in .json only.
         let part = file.with_extension("part");
@@ -85,7 +82,7 @@ impl Specs {
             }
         }
         for record in records {
-            if let Err(error) = self.write(&record.claim) {
+            if let Err(error) = self.write(&record.claim, record.devices.iter().map(|d| &d.device)) {
                 tracing::error!(claim = %record.claim, %error, "containers of its pod can't be started again");
             }
         }
@@ -108,6 +105,10 @@ mod tests {
         ClaimRef { namespace: "shop".to_owned(), name: "rail".to_owned(), uid: ClaimUid::new(uid).unwrap() }
     }
 
+    fn write(specs: &Specs, uid: &str) -> Result<(), String> {
+        specs.write(&claim(uid), [DeviceName::new("nic-a").unwrap(), DeviceName::new("nic-b").unwrap()].iter())
+    }
+
     fn names(folder: &Path) -> Vec<String> {
         let mut names: Vec<_> =
             std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -119,14 +120,18 @@ mod tests {
     fn a_spec_names_its_claim_and_goes_again() {
         let folder = tempfile::tempdir().unwrap();
         let specs = Specs::new(&folder.path().join("cdi"), "dra.net");
-        specs.write(&claim("u-1")).unwrap();
-        specs.write(&claim("u-1")).unwrap();
+        write(&specs, "u-1").unwrap();
+        write(&specs, "u-1").unwrap();
         let written = folder.path().join("cdi");
         assert_eq!(names(&written), ["dranic-dra.net-u-1.json"]);
         let spec: serde_json::Value =
             serde_json::from_slice(&std::fs::read(written.join("dranic-dra.net-u-1.json")).unwrap()).unwrap();
-        assert_eq!(spec["devices"][0]["containerEdits"]["env"][0], "DRANIC_CLAIM_u-1=shop/rail");
-        assert_eq!(format!("{}={}", spec["kind"].as_str().unwrap(), "u-1"), Specs::device(&claim("u-1").uid));
+        for (index, device) in ["nic-a", "nic-b"].into_iter().enumerate() {
+            let entry = &spec["devices"][index];
+            assert_eq!(entry["containerEdits"]["env"][0], "DRANIC_CLAIM_u-1=shop/rail");
+            let name = format!("{}={}", spec["kind"].as_str().unwrap(), entry["name"].as_str().unwrap());
+            assert_eq!(name, Specs::device(&claim("u-1").uid, &DeviceName::new(device).unwrap()));
+        }
         specs.remove(&claim("u-1").uid).unwrap();
         specs.remove(&claim("u-1").uid).unwrap();
         assert!(names(&written).is_empty());
@@ -137,15 +142,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("other.json"), "{}").unwrap();
         let specs = Specs::new(folder.path(), "dra.net");
-        specs.write(&claim("old")).unwrap();
-        Specs::new(folder.path(), "dranic.dev").write(&claim("theirs")).unwrap();
+        write(&specs, "old").unwrap();
+        write(&Specs::new(folder.path(), "dranic.dev"), "theirs").unwrap();
         specs.renew(&[]);
         assert_eq!(names(folder.path()), ["dranic-dranic.dev-theirs.json", "other.json"]);
     }
 
     #[test]
     fn a_folder_that_can_not_be_made_is_named() {
-        let error = Specs::new(Path::new("/dev/null/cdi"), "dra.net").write(&claim("u-1")).unwrap_err();
+        let error = write(&Specs::new(Path::new("/dev/null/cdi"), "dra.net"), "u-1").unwrap_err();
         assert!(error.contains("/dev/null/cdi/dranic-dra.net-u-1.json") && error.contains("--cdi-dir"), "{error}");
     }
 }

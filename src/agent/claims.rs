@@ -12,6 +12,10 @@ use crate::ledger::{ClaimRecord, ClaimRef};
 /// How long the API server may take: the kubelet gives 45 s for the whole call.
 const FETCH_LIMIT: Duration = Duration::from_secs(20);
 
+/// How long prepare waits for the runtime's NRI: what a restart of ours or of the runtime takes. A kubelet (1.37) tries a refused
+/// prepare again only after its `syncFrequency`, 60 to 90 s.
+const NRI_LIMIT: Duration = Duration::from_secs(5);
+
 pub(super) struct Claims {
     shared: Arc<Shared>,
     client: kube::Client,
@@ -25,16 +29,22 @@ impl Claims {
         Self { shared, client, specs }
     }
 
-    async fn prepare_claim(&self, claim: &ClaimRef) -> Result<Vec<PreparedDevice>, ClaimError> {
-        let nri = self.shared.nri.borrow().clone();
-        if !nri.connected {
-            return Err(ClaimError(format!(
-                "claim {claim}: not prepared, since the container runtime's NRI is not connected ({}): {}; is NRI on in the \
-                 runtime's configuration? The kubelet will try again",
-                self.shared.config.nri_socket.display(),
-                nri.detail
-            )));
+    /// A pod must not get as far as a sandbox while the runtime would not ask us about it.
+    async fn wait_for_nri(&self, claim: &ClaimRef) -> Result<(), ClaimError> {
+        let mut nri = self.shared.nri.subscribe();
+        if tokio::time::timeout(NRI_LIMIT, nri.wait_for(|state| state.connected)).await.is_ok() {
+            return Ok(());
         }
+        Err(ClaimError(format!(
+            "claim {claim}: not prepared, since the container runtime's NRI is not connected ({}): {}; is NRI on in the \
+             runtime's configuration? The kubelet will try again",
+            self.shared.config.nri_socket.display(),
+            nri.borrow().detail
+        )))
+    }
+
+    async fn prepare_claim(&self, claim: &ClaimRef) -> Result<Vec<PreparedDevice>, ClaimError> {
+        self.wait_for_nri(claim).await?;
         let fetched = api::fetch_claim(&self.client, &claim.namespace, &claim.name, tokio::time::Instant::now() + FETCH_LIMIT)
             .await
             .map_err(|e| ClaimError(format!("claim {claim}: {e}")))?;
@@ -59,7 +69,9 @@ impl Claims {
         .await
         .map_err(|e| ClaimError(format!("claim {claim_text}: prepare ended badly: {e}")))?
         .map_err(|e| ClaimError(e.to_string()))?;
-        self.specs.write(&record.claim).map_err(|e| ClaimError(format!("claim {claim}: {e}")))?;
+        self.specs
+            .write(&record.claim, record.devices.iter().map(|d| &d.device))
+            .map_err(|e| ClaimError(format!("claim {claim}: {e}")))?;
         devices.extend(answer(&record));
         Ok(devices)
     }
@@ -118,7 +130,7 @@ fn answer(record: &ClaimRecord) -> impl Iterator<Item = PreparedDevice> {
         request_names: vec![device.request.clone()],
         pool: device.pool.clone(),
         device: device.device.clone(),
-        cdi_device_ids: vec![Specs::device(&record.claim.uid)],
+        cdi_device_ids: vec![Specs::device(&record.claim.uid, &device.device)],
         share_id: device.share_id.clone(),
     })
 }

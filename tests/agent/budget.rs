@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dranic::ledger::Phase;
+use dranic_testbed::cluster::{Cluster, Pod};
+use dranic_testbed::kubelet::Claim;
 use dranic_testbed::runtime::{RuntimeDouble, RuntimeOptions, What};
 
 use crate::node::{self, LIMIT, PLUGIN, names, until};
@@ -22,6 +24,12 @@ fn impatient(socket: PathBuf) -> RuntimeOptions {
 
 fn patient(socket: PathBuf) -> RuntimeOptions {
     RuntimeOptions { request_timeout: PATIENT, ..RuntimeOptions::new(socket) }
+}
+
+/// Two claims for [`MANY`] NICs: one may have 32.
+fn halves(cluster: &Cluster, pod: &Pod) -> [Claim; 2] {
+    let half = |name: &str, nics| cluster.claim(name, pod, &names(nics), &[]).unwrap();
+    [half("c", 0..MANY / 2), half("d", MANY / 2..MANY)]
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -70,7 +78,7 @@ async fn defer_goes_on_behind_the_gate() {
     options.arguments = vec!["--on-overrun=defer".to_owned()];
     let (cluster, before) = node::start_with(options).await;
     let pod = cluster.pod("a").unwrap();
-    let claims = [cluster.claim("c", &pod, &names(0..MANY), &[]).unwrap()];
+    let claims = halves(&cluster, &pod);
     cluster.prepare(&claims).await.unwrap();
     let relay = cluster.runtime.run_pod_sandbox(&pod.sandbox).await;
     assert_eq!(relay.error, None, "{}", cluster.log());
@@ -79,7 +87,7 @@ async fn defer_goes_on_behind_the_gate() {
     loop {
         let relay = cluster.runtime.create_container(&pod.sandbox.id, &pod.container("main")).await;
         let Some(error) = relay.error else { break };
-        node::assert_says(&error, &["container main", "claim default/c", "device ", "being attached", "kubelet will try again"]);
+        node::assert_says(&error, &["container main", "claim default/", "device ", "being attached", "kubelet will try again"]);
         assert!(relay.elapsed < PATIENT, "answered after {:?}", relay.elapsed);
         refused += 1;
         assert!(begin.elapsed() < LIMIT, "never let through\n{}", cluster.log());
@@ -98,7 +106,7 @@ async fn stop_during_a_deferred_attach_takes_everything_back() {
     options.arguments = vec!["--on-overrun=defer".to_owned()];
     let (cluster, before) = node::start_with(options).await;
     let pod = cluster.pod("a").unwrap();
-    let claims = [cluster.claim("c", &pod, &names(0..MANY), &[]).unwrap()];
+    let claims = halves(&cluster, &pod);
     cluster.prepare(&claims).await.unwrap();
     cluster.runtime.run_pod_sandbox(&pod.sandbox).await.result().unwrap();
     let stop = cluster.runtime.stop_pod_sandbox(&pod.sandbox.id).await;

@@ -138,3 +138,41 @@ async fn a_pod_that_meddles_with_its_nics() {
     node::end(&cluster, &pod, &claims).await;
     node::assert_nothing_done(&cluster, &before).await;
 }
+
+/// What the claim's CDI spec gives to each container that uses the claim.
+fn marks(cluster: &dranic_testbed::cluster::Cluster) -> Vec<String> {
+    let folder = cluster.path("cdi");
+    let specs = node::files(&folder);
+    let text = std::fs::read_to_string(folder.join(&specs[0])).unwrap();
+    let spec: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let env = spec["devices"][0]["containerEdits"]["env"].as_array().unwrap();
+    env.iter().map(|v| v.as_str().unwrap().to_owned()).collect()
+}
+
+/// The kubelet does not prepare a claim again for a second pod on the node: all we see of that pod are its containers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_that_brings_another_pods_claim() {
+    let Some((cluster, before)) = node::start(1).await else { return };
+    let (pod, other) = (cluster.pod("a").unwrap(), cluster.pod("b").unwrap());
+    let claims = [cluster.claim("c", &pod, &names(0..1), &[]).unwrap()];
+    cluster.prepare(&claims).await.unwrap();
+    node::run(&cluster, &pod).await;
+    let env = marks(&cluster);
+    assert!(!env.is_empty());
+    let with = |mut container: dranic_testbed::runtime::ContainerSpec| {
+        container.env = [vec!["PATH=/bin".to_owned()], env.clone()].concat();
+        container
+    };
+    cluster.runtime.create_container(&pod.sandbox.id, &with(pod.container("second"))).await.result().unwrap();
+
+    cluster.runtime.run_pod_sandbox(&other.sandbox).await.result().unwrap();
+    cluster.runtime.create_container(&other.sandbox.id, &other.container("plain")).await.result().unwrap();
+    let error = cluster.runtime.create_container(&other.sandbox.id, &with(other.container("main"))).await.error.unwrap();
+    assert_says(&error, &[DRIVER, "claim default/c", "pod default/a", "ResourceClaimTemplate"]);
+
+    node::end(&cluster, &pod, &claims).await;
+    assert_eq!(node::files(&cluster.path("cdi")), Vec::<String>::new(), "the spec goes with the claim");
+    let error = cluster.runtime.create_container(&other.sandbox.id, &with(other.container("late"))).await.error.unwrap();
+    assert_says(&error, &["claim default/c", "not prepared on this node"]);
+    node::assert_nothing_done(&cluster, &before).await;
+}

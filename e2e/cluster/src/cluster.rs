@@ -89,6 +89,10 @@ impl Cluster {
         command
     }
 
+    pub(crate) fn scratch(&self) -> &Path {
+        &self.scratch
+    }
+
     pub(crate) fn log(&self, node: &str, name: &str) -> PathBuf {
         self.scratch.join(node).join("log").join(format!("{name}.log"))
     }

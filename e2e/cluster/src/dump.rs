@@ -1,7 +1,7 @@
 //! The state of everything, for whoever looks into a failure.
 
-use std::fmt::Write as _;
 use std::path::Path;
+use std::time::Duration;
 
 use tokio::process::Command;
 
@@ -17,7 +17,7 @@ const LINKS: &str = "ip -d address; ip route show table all; ip rule; \
     nsenter --net=$f ip route show table all; nsenter --net=$f ip rule; done";
 
 /// Writes everything into `folder`, and gives an excerpt for the console.
-pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str) -> String {
+pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str, since: Duration) -> String {
     if let Err(error) = std::fs::create_dir_all(folder) {
         return format!("no dump: {}: {error}", folder.display());
     }
@@ -40,18 +40,11 @@ pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str
     ] {
         put(name.to_owned(), &text(cluster.inside("node1", &["bash", "-c", line])).await);
     }
-    let mut excerpt = String::new();
     for node in &cluster.nodes {
         for daemon in DAEMONS {
             let log = tail(&cluster.log(node, daemon));
             if !log.is_empty() {
                 put(format!("{node}-{daemon}.log"), &log);
-            }
-            if daemon == "agent" {
-                let bad = log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect::<Vec<_>>();
-                for line in bad.iter().rev().take(5).rev() {
-                    let _ = writeln!(excerpt, "{node} agent: {line}");
-                }
             }
         }
         put(format!("{node}-links.txt"), &text(cluster.inside(node, &["bash", "-c", LINKS])).await);
@@ -63,6 +56,14 @@ pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str
         let containers = "ctr -n k8s.io containers ls; ctr -n k8s.io tasks ls; ls -la /run/netns /var/run/cdi";
         put(format!("{node}-containers.txt"), &text(cluster.inside(node, &["sh", "-c", containers])).await);
     }
+    let complaints = format!(
+        "since=$(date -u -d '-{seconds} seconds' +%FT%T); for log in {scratch}/node*/log/agent.log; do [ ! -e $log ] || \
+         awk -v since=$since '$1 >= since' $log; done | grep -E ' WARN | ERROR ' | tail -n 5; \
+         kubectl logs -n dranic -l app.kubernetes.io/name=dranic --prefix --since={seconds}s 2>&1 | grep -E ' WARN | ERROR ' | tail -n 5; true",
+        seconds = since.as_secs() + 1,
+        scratch = cluster.scratch().display()
+    );
+    let excerpt = text(cluster.inside("node1", &["bash", "-c", &complaints])).await;
     let get = format!(
         "kubectl get pods -n {namespace} -o wide; kubectl get events -n {namespace} --sort-by=.lastTimestamp | tail -n 15"
     );

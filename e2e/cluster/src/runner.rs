@@ -28,6 +28,7 @@ pub(crate) async fn run(args: &Args) -> Result<bool> {
     let classes: Api<DeviceClass> = Api::all(cluster.client.clone());
     classes.patch(objects::CLASS, &PatchParams::apply("dranic-e2e").force(), &Patch::Apply(&class)).await?;
     idle(&cluster, Duration::from_secs(60)).await?;
+    only_rails(&cluster).await?;
 
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     for scenario in scenarios::ALL {
@@ -53,7 +54,7 @@ pub(crate) async fn run(args: &Args) -> Result<bool> {
                         failed += 1;
                         println!("FAILED  {:28} {:6.1} s  {error:#}", scenario.name, begin.elapsed().as_secs_f64());
                         let folder = args.dump.join(scenario.name);
-                        let excerpt = dump::everything(&cluster, &folder, &context.namespace).await;
+                        let excerpt = dump::everything(&cluster, &folder, &context.namespace, begin.elapsed()).await;
                         println!("        everything is in {}", folder.display());
                         excerpt.lines().for_each(|line| println!("        {line}"));
                         if args.keep {
@@ -79,7 +80,7 @@ async fn one(scenario: &Scenario, body: scenarios::Body, context: &Context) -> R
         for node in &context.cluster.nodes {
             context.cluster.nics(node, RAILS).await?; // links that the scenario made beside them go
         }
-        Ok(())
+        only_rails(&context.cluster).await
     };
     match tokio::time::timeout(scenario.limit, whole).await {
         Ok(result) => result,
@@ -106,6 +107,19 @@ async fn close(context: &Context) {
     }
 }
 
+/// The slices have the NICs of the rails and nothing else: no device of the last scenario can be allocated in the next.
+async fn only_rails(cluster: &Cluster) -> Result<()> {
+    for node in &cluster.nodes {
+        wait(Duration::from_secs(20), &format!("{node} publishes its {RAILS} NICs"), || async {
+            let published = cluster.status(node).await?.published_devices;
+            ensure!(published == RAILS as usize, "{published} devices are published");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
 /// Nothing is lent, and every NIC is on its node as it was: name, address, MTU, state.
 pub(crate) async fn idle(cluster: &Cluster, limit: Duration) -> Result<()> {
     for node in &cluster.nodes {
@@ -123,7 +137,6 @@ pub(crate) async fn idle(cluster: &Cluster, limit: Duration) -> Result<()> {
                     "{name} is not as it was: {link:?}"
                 );
             }
-            ensure!(status.published_devices >= RAILS as usize, "{} devices are published", status.published_devices);
             Ok(())
         })
         .await?;

@@ -4,6 +4,7 @@ mod basic;
 mod disturb;
 mod lifecycle;
 mod peer;
+mod report;
 
 use std::time::Duration;
 
@@ -75,8 +76,8 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("kill-apiserver", 600, disturb::kill_apiserver, "kill -9 of the API server while pods start"),
     scenario!("reboot", later CLUSTER, "the node starts again: state kept, /run wiped, new boot id, links made anew"),
     scenario!("rolling-update", later CLUSTER, "rolling update of the DaemonSet with maxSurge 1 under pod creation"),
-    scenario!("claim-status", later CLUSTER, "per device Ready, networkData, step times; cleared on release"),
-    scenario!("health", later CLUSTER, "link down and device gone in allocatedResourcesStatus"),
+    scenario!("claim-status", 90, report::claim_status, "per device Ready, networkData, data; cleared on release"),
+    scenario!("health", 180, report::link_health, "a link that goes down and up, in the pod's allocatedResourcesStatus"),
     scenario!("peer-01-address", 60, peer::address, "link renamed with an address of the configuration"),
     scenario!("peer-02-odd-name", 60, peer::odd_name, "host link mlx5_6, whose name is no DNS label"),
     scenario!("peer-03-arp", later CONFIGURE, "arpIgnore and arpAnnounce"),

@@ -9,6 +9,8 @@ use crate::names::{PodUid, SandboxId};
 #[derive(Debug, Default)]
 struct State {
     busy: bool,
+    /// Who holds or awaits it. Changed with the map locked: an entry without any goes.
+    users: usize,
     /// What releases that wait, or work, take back: one sandbox, or (none) everything of the pod. Attaches of these stop.
     cancels: Vec<Option<SandboxId>>,
 }
@@ -57,7 +59,12 @@ impl Pods {
     }
 
     fn take(&self, uid: &PodUid, cancels: Option<Option<SandboxId>>, limit: Option<Instant>) -> Option<PodGuard<'_>> {
-        let slot = self.map().entry(uid.clone()).or_default().clone();
+        let slot = {
+            let mut map = self.map();
+            let slot = map.entry(uid.clone()).or_default().clone();
+            slot.state().users += 1;
+            slot
+        };
         let mut guard = PodGuard { pods: self, uid: uid.clone(), slot, cancels, held: false };
         let mut state = guard.slot.state();
         state.cancels.extend(guard.cancels.clone());
@@ -100,12 +107,12 @@ impl Drop for PodGuard<'_> {
             state.cancels.swap_remove(at);
         }
         state.busy &= !self.held;
-        drop(state);
-        self.slot.free.notify_one();
-        // The map's reference, ours, and that of each other who waits or works; `take` adds its own under the map's lock.
-        if Arc::strong_count(&self.slot) == 2 {
+        state.users -= 1;
+        if state.users == 0 {
             map.remove(&self.uid);
         }
+        drop(state);
+        self.slot.free.notify_one();
     }
 }
 

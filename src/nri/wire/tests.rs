@@ -11,7 +11,14 @@ fn request(uid: &str) -> proto::CreateContainerRequest {
     let linux = Some(proto::LinuxPodSandbox { namespaces });
     let pod = proto::PodSandbox { id: "s".into(), name: "n".into(), uid: uid.into(), namespace: "ns".into(), linux, pid: 300 };
     let cdi_devices = vec![proto::CdiDevice { name: "a/b=c".into() }];
-    let container = proto::Container { id: "c".into(), pod_sandbox_id: "s".into(), name: "x".into(), state: 3, cdi_devices };
+    let container = proto::Container {
+        id: "c".into(),
+        pod_sandbox_id: "s".into(),
+        name: "x".into(),
+        state: 3,
+        cdi_devices,
+        ..Default::default()
+    };
     proto::CreateContainerRequest { pod: Some(pod), container: Some(container) }
 }
 
@@ -79,4 +86,15 @@ proptest! {
             prop_assert!(checked.is_ok());
         }
     }
+}
+
+#[test]
+fn the_variables_of_a_container_are_found_by_their_mark() {
+    let env: Vec<String> = ["PATH=/bin", "MARK_a=1", "xMARK_b=2", "MARK_c"].map(str::to_owned).to_vec();
+    let request =
+        proto::CreateContainerRequest { container: Some(proto::Container { env, ..Default::default() }), ..Default::default() }
+            .encode_to_vec();
+    assert_eq!(variables(&request, "MARK_").unwrap(), ["MARK_a=1", "MARK_c"]);
+    assert!(variables(&request[..request.len() - 3], "MARK_").is_err(), "cut off");
+    assert_eq!(variables(&[], "MARK_").unwrap(), Vec::<&str>::new());
 }

@@ -107,6 +107,8 @@ async fn one_round(c: &Context, victim: &str, after: Duration) -> Result<()> {
         }
         wait(Duration::from_secs(20), &format!("{name} has its NICs"), || complete(&running)).await?;
     }
+    // Virtual NICs die with a pod's namespace unless an agent takes them out before.
+    c.agent_ready(c.node(0)).await?;
     for index in 0..PODS {
         c.delete_pod(&format!("pod{index}")).await?;
     }

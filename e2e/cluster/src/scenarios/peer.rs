@@ -105,6 +105,7 @@ async fn undeploy(c: &Context, name: &str) -> Result<()> {
     let pods: Api<Pod> = c.api();
     wait(Duration::from_secs(60), "the Deployment's pods are gone", || async {
         ensure!(pods.list(&ListParams::default().labels(&format!("app={name}"))).await?.items.is_empty(), "they are still there");
+        ensure!(c.api::<Deployment>().get_opt(name).await?.is_none(), "the Deployment itself is still there");
         Ok(())
     })
     .await
@@ -128,7 +129,10 @@ pub(super) async fn route_order(c: Context) -> Result<()> {
     });
     let running = with_link(&c, c.node(1), "dummy0", Some(parameters)).await?;
     let routes = running.run(&["ip", "route", "show", "dev", "eth99"]).await?;
-    ensure!(routes.contains("169.254.169.0/24 via 169.254.169.1") && routes.contains("169.254.169.1 scope link"), "{routes}");
+    ensure!(
+        routes.contains("169.254.169.0/24 via 169.254.169.1") && routes.contains("169.254.169.1 proto static scope link"),
+        "{routes}"
+    );
     Ok(())
 }
 

@@ -29,6 +29,8 @@ pub struct ContainerSpec {
     pub name: String,
     /// Fully qualified CDI device names.
     pub cdi_devices: Vec<String>,
+    /// Environment, `NAME=value`: what CDI specs brought as well.
+    pub env: Vec<String>,
 }
 
 /// Every request about a pod, with the parts already encoded. On the wire the same as the message it stands for.
@@ -107,7 +109,8 @@ impl ContainerSpec {
     pub(super) fn encode(&self, sandbox: &str, state: i32) -> Vec<u8> {
         let cdi_devices = self.cdi_devices.iter().map(|name| proto::CdiDevice { name: name.clone() }).collect();
         let (id, name) = (self.id.clone(), self.name.clone());
-        proto::Container { id, pod_sandbox_id: sandbox.to_owned(), name, state, cdi_devices }.encode_to_vec()
+        proto::Container { id, pod_sandbox_id: sandbox.to_owned(), name, state, env: self.env.clone(), cdi_devices }
+            .encode_to_vec()
     }
 }
 
