@@ -79,15 +79,15 @@ pub fn nics(count: usize) -> Vec<NicSpec> {
     (0..count).map(|n| nic(u8::try_from(n).expect("at most 256 NICs"))).collect()
 }
 
-/// Measures `rounds` times, after one round that does not count. In each round the three take turns, each time another one first.
+/// Measures `rounds` times, after `warm_up` rounds that do not count. In each round the three take turns, each time another one first.
 ///
 /// # Errors
 /// When anything goes wrong, or a pod did not get all of its NICs.
-pub async fn measure(cluster: &Cluster, bed: &Bed, nics: usize, rounds: usize) -> Result<Attach> {
+pub async fn measure(cluster: &Cluster, bed: &Bed, nics: usize, warm_up: usize, rounds: usize) -> Result<Attach> {
     let mut result = Attach { nics, ..Attach::default() };
-    let mut warm_up = Attach::default();
-    for round in 0..=rounds {
-        let into = if round == 0 { &mut warm_up } else { &mut result };
+    let mut unused = Attach::default();
+    for round in 0..warm_up + rounds {
+        let into = if round < warm_up { &mut unused } else { &mut result };
         for turn in 0..3 {
             match (round + turn) % 3 {
                 0 => into.floor_down.push(bed.run(nics, Before::Down, Way::OneByOne)?),
