@@ -48,7 +48,7 @@ fi
 export PATH=$PATH:${HOME:-}/.cargo/bin
 if ! command -v cargo >/dev/null; then
   rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$(dirname "$0")/../Cargo.toml" | head -n 1)
-  say "cargo is missing. Rust $rust or newer comes from https://rustup.rs (Debian 12's own is too old):"
-  say "  install rustup as that page says, then open a new shell and try again."
+  say "cargo is missing. Rust $rust or newer is needed (Debian 12's own is too old): install it with rustup,"
+  say "  then open a new shell and try again."
   exit 1
 fi

@@ -237,9 +237,12 @@ impl Rig {
 
     /// The only reason for Stop and Remove to fail; the kubelet asks again.
     async fn lost_in_the_middle(&mut self, error: &str) -> Result<()> {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        let is_alive = self.cluster.agent.as_mut().is_some_and(|agent| !agent.has_ended());
-        ensure!(!is_alive, "Stop or Remove failed: {error}");
+        // Its sockets close before the process has ended; a kernel call may have to end first.
+        let begin = Instant::now();
+        while self.cluster.agent.as_mut().is_some_and(|agent| !agent.has_ended()) {
+            ensure!(begin.elapsed() < Duration::from_secs(5), "Stop or Remove failed: {error}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         self.revive().await
     }
 
