@@ -28,7 +28,10 @@ esac
 
 # Static, so that the image needs no libc. --target keeps build scripts and macros, which can't be static, out of it.
 build() {
-  local flags="-C target-feature=+crt-static --remap-path-prefix=$repo=/src --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
+  local flags="-C target-feature=+crt-static"
+  # Paths of this machine in messages would make the image of a release another one on each machine. Changed flags build every crate
+  # anew, so a build for tests keeps them the same in all folders.
+  [ "$profile" = dev ] || flags+=" --remap-path-prefix=$repo=/src --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
   (cd "$repo" && RUSTFLAGS="${RUSTFLAGS:-} $flags" \
     cargo build --locked --package dranic --bin dranic --profile "$profile" --target "$triple" >&2)
   local folder=$profile
