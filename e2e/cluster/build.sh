@@ -32,12 +32,11 @@ since=$(date +%s%N)
 say() { printf 'build %7.1f s  %s\n' "$((($(date +%s%N) - since) / 100000000))e-1" "$*" >&2; }
 unavailable() { say "no cluster here: $*"; exit 75; }
 
-exec 9>"$dir/lock"
-flock 9   # two runs at the same time would build everything twice
-
 # part NAME STAMP FUNCTION: make it unless it was made with the same STAMP before.
 part() {
   local stamp="$format $2"
+  exec 9>"$dir/stamps/$1.lock"
+  flock 9   # two runs at the same time would build it twice; another part (another Kubernetes) does not wait
   [ "$(cat "$dir/stamps/$1" 2>/dev/null)" != "$stamp" ] || return 0
   rm -f "$dir/stamps/$1"
   say "$1: begin"
