@@ -83,6 +83,19 @@ impl Cluster {
         output(self.script("nics.sh").arg(node).arg(count.to_string())).await.map(drop)
     }
 
+    /// Makes one NIC again that died, while others are in pods.
+    pub(crate) async fn nic_again(&self, node: &str, name: &str) -> Result<()> {
+        output(self.script("nics.sh").args([node, "again", name.trim_start_matches("nic")])).await.map(drop)
+    }
+
+    /// The containerd that `up.sh` was asked for: `released`, `policy` or `debian`.
+    pub(crate) fn containerd(&self) -> Result<String> {
+        let path = std::fs::read_to_string(self.scratch.join("path")).context("the cluster's path of programs")?;
+        let folders = path.trim().split(':').filter_map(|folder| folder.rsplit('/').next());
+        let chosen = folders.filter_map(|name| name.strip_prefix("bin-")).next();
+        chosen.map(str::to_owned).with_context(|| format!("no folder of a containerd in {path}"))
+    }
+
     fn script(&self, name: &str) -> Command {
         let mut command = Command::new(self.scripts.join(name));
         command.env("DRANIC_CLUSTER", &self.scratch);

@@ -1,6 +1,7 @@
 //! What a scenario has: its own namespace, and short words for what every scenario does.
 
 use std::fmt::Debug;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -28,6 +29,8 @@ pub(crate) struct Context {
     pub(crate) full: bool,
     /// Seed of what is random.
     pub(crate) seed: u64,
+    /// What the scenario found out, for its line in the result.
+    pub(crate) told: Arc<Mutex<Vec<String>>>,
 }
 
 /// Asks `look` again and again until it gives something.
@@ -54,6 +57,11 @@ impl Context {
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
     {
         Api::namespaced(self.cluster.client.clone(), &self.namespace)
+    }
+
+    /// Adds to the scenario's line in the result: numbers, and what was accepted although it is not as it should be.
+    pub(crate) fn tell(&self, text: String) {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }
 
     pub(crate) fn node(&self, index: usize) -> &str {

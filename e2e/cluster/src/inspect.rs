@@ -52,10 +52,18 @@ pub(crate) async fn links(pid: u32) -> Result<Vec<Link>> {
 
 /// A process of a pod, found by the UID in its cgroup's path: without help of agent or runtime.
 pub(crate) fn process_of_pod(uid: &str) -> Option<u32> {
-    let group = format!("/pod{uid}/");
+    process_in(&format!("/pod{uid}/"))
+}
+
+/// A process of the container with this id.
+pub(crate) fn process_of_container(id: &str) -> Option<u32> {
+    process_in(id)
+}
+
+fn process_in(group: &str) -> Option<u32> {
     processes()
         .into_iter()
-        .find(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains(&group)))
+        .find(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains(group)))
 }
 
 /// Open files of a process.

@@ -1,5 +1,6 @@
 //! Runs scenarios one after the other, and looks after each whether everything was given back.
 
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail, ensure};
@@ -43,16 +44,18 @@ pub(crate) async fn run(args: &Args) -> Result<bool> {
             }
             Run::Now(body) => {
                 let namespace = format!("e2e-{}", scenario.name);
-                let context = Context { cluster: cluster.clone(), namespace, full: args.full, seed };
+                let context = Context { cluster: cluster.clone(), namespace, full: args.full, seed, told: Arc::default() };
                 let begin = Instant::now();
                 match one(scenario, body, &context).await {
                     Ok(()) => {
                         passed += 1;
                         println!("ok      {:28} {:6.1} s", scenario.name, begin.elapsed().as_secs_f64());
+                        tell(&context);
                     }
                     Err(error) => {
                         failed += 1;
                         println!("FAILED  {:28} {:6.1} s  {error:#}", scenario.name, begin.elapsed().as_secs_f64());
+                        tell(&context);
                         let folder = args.dump.join(scenario.name);
                         let excerpt = dump::everything(&cluster, &folder, &context.namespace, begin.elapsed()).await;
                         println!("        everything is in {}", folder.display());
@@ -68,6 +71,11 @@ pub(crate) async fn run(args: &Args) -> Result<bool> {
     }
     println!("{passed} passed, {failed} failed, {skipped} skipped");
     Ok(failed == 0)
+}
+
+fn tell(context: &Context) {
+    let told = context.told.lock().unwrap_or_else(PoisonError::into_inner);
+    told.iter().for_each(|line| println!("        {line}"));
 }
 
 /// The scenario with its time limit; its namespace goes, and everything that was lent must be back.

@@ -2,9 +2,11 @@
 
 mod basic;
 mod disturb;
+mod kills;
 mod lifecycle;
 mod peer;
 mod report;
+mod stream;
 
 use std::time::Duration;
 
@@ -70,10 +72,10 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("namespace-delete", 120, lifecycle::namespace_delete, "a namespace deleted with running pods"),
     scenario!("churn", 900, lifecycle::churn, "50 pods made and deleted again and again: nothing leaks"),
     scenario!("kubelet-restart", 120, disturb::kubelet_restart, "the kubelet starts again: pods keep their NICs, slices return"),
-    scenario!("kill-agent", 600, disturb::kill_agent, "kill -9 of the agent while pods start"),
-    scenario!("kill-kubelet", 600, disturb::kill_kubelet, "kill -9 of the kubelet while pods start"),
-    scenario!("kill-containerd", 600, disturb::kill_containerd, "kill -9 of containerd while pods start"),
-    scenario!("kill-apiserver", 600, disturb::kill_apiserver, "kill -9 of the API server while pods start"),
+    scenario!("kill-agent", 1500, kills::agent, "kill -9 of the agent while pods start"),
+    scenario!("kill-kubelet", 1500, kills::kubelet, "kill -9 of the kubelet while pods start"),
+    scenario!("kill-containerd", 1500, kills::containerd, "kill -9 of containerd while pods start"),
+    scenario!("kill-apiserver", 1500, kills::apiserver, "kill -9 of the API server while pods start"),
     scenario!("reboot", later CLUSTER, "the node starts again: state kept, /run wiped, new boot id, links made anew"),
     scenario!("rolling-update", later CLUSTER, "rolling update of the DaemonSet with maxSurge 1 under pod creation"),
     scenario!("claim-status", 90, report::claim_status, "per device Ready, networkData, data; cleared on release"),
