@@ -17,6 +17,18 @@ use crate::{dump, inspect, objects};
 /// NICs of each node.
 pub(crate) const RAILS: u32 = 8;
 
+/// Why a scenario can't run on this cluster.
+#[derive(Debug)]
+pub(crate) struct Skipped(pub(crate) &'static str);
+
+impl std::fmt::Display for Skipped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
+
 /// Runs what `args` choose. Prints one line for each scenario and the sum at the end.
 ///
 /// # Errors
@@ -51,6 +63,11 @@ pub(crate) async fn run(args: &Args) -> Result<bool> {
                         passed += 1;
                         println!("ok      {:28} {:6.1} s", scenario.name, begin.elapsed().as_secs_f64());
                         tell(&context);
+                    }
+                    Err(error) if error.is::<Skipped>() => {
+                        skipped += 1;
+                        println!("skipped: {}: {error}", scenario.name);
+                        close(&context).await;
                     }
                     Err(error) => {
                         failed += 1;

@@ -6,6 +6,7 @@ mod kills;
 mod lifecycle;
 mod peer;
 mod report;
+mod rolling;
 mod stream;
 
 use std::time::Duration;
@@ -75,9 +76,9 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("kill-agent", 1500, kills::agent, "kill -9 of the agent while pods start"),
     scenario!("kill-kubelet", 1500, kills::kubelet, "kill -9 of the kubelet while pods start"),
     scenario!("kill-containerd", 1500, kills::containerd, "kill -9 of containerd while pods start"),
-    scenario!("kill-apiserver", 1500, kills::apiserver, "kill -9 of the API server while pods start"),
+    scenario!("kill-apiserver", 3000, kills::apiserver, "kill -9 of the API server while pods start"),
     scenario!("reboot", later CLUSTER, "the node starts again: state kept, /run wiped, new boot id, links made anew"),
-    scenario!("rolling-update", later CLUSTER, "rolling update of the DaemonSet with maxSurge 1 under pod creation"),
+    scenario!("rolling-update", 280, rolling::update, "rolling updates of the DaemonSet with maxSurge 1 while pods come and go"),
     scenario!("claim-status", 90, report::claim_status, "per device Ready, networkData, data; cleared on release"),
     scenario!("health", 180, report::link_health, "a link that goes down and up, in the pod's allocatedResourcesStatus"),
     scenario!("peer-01-address", 60, peer::address, "link renamed with an address of the configuration"),
@@ -99,7 +100,7 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("peer-11-no-ebpf", later CONFIGURE, "disableEbpfPrograms"),
     scenario!("peer-12-count", 60, peer::count, "one request with count 2"),
     scenario!("peer-13-reuse", 120, peer::reuse, "the same NIC again after a Deployment is gone, its address restored by us"),
-    scenario!("peer-14-evicted", later CLUSTER, "DaemonSet evicted from one node: its sockets go there, stay on the other"),
+    scenario!("peer-14-evicted", 120, peer::evicted, "DaemonSet evicted from one node: its sockets go there, stay on the other"),
     scenario!(
         "peer-15-forgotten-pod",
         120,

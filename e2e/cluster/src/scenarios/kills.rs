@@ -118,13 +118,19 @@ async fn rounds(c: Context, victim: Victim) -> Result<()> {
         }
     }
     let Tally { kills, started, ended, early, lost, restarted, met: [prepared, attaching, releasing] } = tally;
-    c.tell(format!("{kills} kills in {rounds} rounds, the longest {:.0} s; {started} pods started, {ended} ended under way", longest.as_secs_f64()));
+    c.tell(format!(
+        "{kills} kills in {rounds} rounds, the longest {:.0} s; {started} pods started, {ended} ended under way",
+        longest.as_secs_f64()
+    ));
     c.tell(format!("kills met devices prepared {prepared}, attaching {attaching}, releasing {releasing}"));
     if lost > 0 {
         c.tell(format!("{lost} NICs made again: being virtual, they died with a namespace that ended without an agent"));
     }
     if restarted > 0 {
-        c.tell(format!("{restarted} containers were made again by the kubelet, since the {} had died while it made them", victim.daemon()));
+        c.tell(format!(
+            "{restarted} containers were made again by the kubelet, since the {} had died while it made them",
+            victim.daemon()
+        ));
     }
     if early > 0 {
         c.tell(format!("note: {early} containers ran before their NICs were there, the {} being dead", victim.daemon()));

@@ -184,6 +184,11 @@ pub(super) async fn churn(c: Context) -> Result<()> {
         !grown && files.len() == files_after.len(),
         "open files of the agents: {files:?}, and {rounds} rounds later {files_after:?}"
     );
+    c.tell(format!(
+        "{} pods in {rounds} rounds after one to warm up: the same before and after on each node: {after:?}",
+        PODS * rounds
+    ));
+    c.tell(format!("open files of the agents {files:?} before, {files_after:?} after"));
     for node in &c.cluster.nodes {
         c.cluster.nics(node, RAILS).await?;
     }

@@ -205,6 +205,37 @@ pub(super) async fn reuse(c: Context) -> Result<()> {
     Ok(())
 }
 
+/// Sockets of the driver that a kubelet looks at, as they are on `node`.
+async fn kubelet_sockets(c: &Context, node: &str) -> Result<(Vec<String>, Vec<String>)> {
+    let line = format!("cd /var/lib/kubelet; ls plugins/{DRIVER} plugins_registry 2>/dev/null || true");
+    let files = c.cluster.shell(node, &line).await?;
+    // With a pod's UID in the name where the agent is a DaemonSet's.
+    let is_ours = |name: &&str| name.starts_with("dra") && name.ends_with(".sock");
+    let (registry, plugin): (Vec<_>, Vec<_>) =
+        files.lines().filter(is_ours).map(str::to_owned).partition(|name| name.ends_with("-reg.sock"));
+    Ok((plugin, registry))
+}
+
+pub(super) async fn evicted(c: Context) -> Result<()> {
+    for node in &c.cluster.nodes {
+        let (plugin, registry) = kubelet_sockets(&c, node).await?;
+        ensure!(!plugin.is_empty() && !registry.is_empty(), "{node} has {plugin:?} and {registry:?}");
+    }
+    let other = kubelet_sockets(&c, c.node(1)).await?;
+    c.agent_leaves(c.node(0)).await?;
+    let (plugin, registry) = kubelet_sockets(&c, c.node(0)).await?;
+    ensure!(plugin.is_empty() && registry.is_empty(), "left on {}: {plugin:?} {registry:?}", c.node(0));
+    let now = kubelet_sockets(&c, c.node(1)).await?;
+    ensure!(now == other, "{} had {other:?} and has {now:?}", c.node(1));
+    c.agent_returns(c.node(0)).await?;
+    let (plugin, registry) = kubelet_sockets(&c, c.node(0)).await?;
+    ensure!(!plugin.is_empty() && !registry.is_empty(), "{} has {plugin:?} and {registry:?}", c.node(0));
+    // The kubelet takes it again.
+    c.template("one", &devices(vec![request_link("nic", "nic1")], vec![])).await?;
+    c.pod(&pod("after", Some(c.node(0)), &[From::Template("one")])).await?;
+    c.running("after").await?.nic().await.map(drop)
+}
+
 pub(super) async fn forgotten_pod(c: Context) -> Result<()> {
     let node = c.node(1).to_owned();
     c.claim("nic", &devices(vec![request_link("nic", "nic2")], vec![])).await?;

@@ -26,7 +26,8 @@ impl Random {
     /// Another row of numbers for each `path`.
     pub(super) fn new(seed: u64, path: &[u64]) -> Self {
         // 2^64 divided by the golden ratio: neighbours get far apart.
-        let mixed = path.iter().fold(seed, |mixed, step| (mixed ^ (step + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));
+        let mixed =
+            path.iter().fold(seed, |mixed, step| (mixed ^ (step + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));
         Self(mixed | 1)
     }
 
