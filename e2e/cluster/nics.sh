@@ -18,7 +18,7 @@ nic() { # nic NUMBER: what makes it
 
 ports=$(inside ip -o link show type veth | grep -c '^[0-9]*: port')
 if [ "$count" = again ]; then
-  nic "$3" | inside ip -batch -
+  inside ip link show "nic$3" >/dev/null 2>&1 || nic "$3" | inside ip -batch -
   exit
 fi
 declare -A have=()

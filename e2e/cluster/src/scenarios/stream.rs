@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use dranic::agent::status::Status;
+use dranic::ledger::Phase;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
@@ -182,5 +183,18 @@ impl Slot {
     fn held(&self, status: &Status) -> bool {
         let mine = self.links();
         status.claims.iter().flat_map(|claim| &claim.devices).any(|device| mine.contains(&device.host_link))
+    }
+
+    /// NICs that the agent has prepared for a pod, and that are not on the host. Either their way into the sandbox has just begun, or
+    /// they died with a sandbox that the runtime gave up.
+    pub(super) async fn missing(&self, c: &Context) -> Result<Vec<String>> {
+        let status = c.cluster.status(&self.node).await?;
+        let links = inspect::links(c.cluster.init_pid(&self.node)?).await?;
+        let waits = |name: &String| {
+            let devices = status.claims.iter().flat_map(|claim| &claim.devices);
+            devices.into_iter().any(|device| &device.host_link == name && device.phase == Phase::Prepared)
+        };
+        let missing = |name: &String| links.iter().all(|link| &link.ifname != name);
+        Ok(self.links().into_iter().filter(|name| waits(name) && missing(name)).collect())
     }
 }
