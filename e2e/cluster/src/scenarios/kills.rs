@@ -102,14 +102,12 @@ async fn rounds(c: Context, victim: Victim) -> Result<()> {
         slot.prepare(&c).await?;
     }
     slots.push(Slot::new(&c, 1, 0));
-    // The failure policy makes the runtime fail what it asks a plugin that dies; it is in NRI 0.12.5 and later.
-    let unasked = victim == Victim::Agent && c.cluster.containerd()? != "policy";
     let mut tally = Tally::default();
     let mut longest = Duration::ZERO;
     for number in 0..rounds {
         let begin = Instant::now();
         let state = Mutex::new(State { tally, ..State::default() });
-        let round = Round { c: &c, victim, number, kills, unasked, begin, state };
+        let round = Round { c: &c, victim, number, kills, begin, state };
         let done = round.run(&slots).await;
         let state = round.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         tally = state.tally;
@@ -136,7 +134,11 @@ async fn rounds(c: Context, victim: Victim) -> Result<()> {
         ));
     }
     if early > 0 {
-        c.tell(format!("note: {early} containers ran before their NICs were there, the {} being dead", victim.daemon()));
+        c.tell(format!(
+            "note: {early} containers ran before their NICs were there, the {} being dead (containerd: {})",
+            victim.daemon(),
+            c.cluster.containerd()?
+        ));
     }
     Ok(())
 }
@@ -146,8 +148,6 @@ struct Round<'a> {
     victim: Victim,
     number: u64,
     kills: u32,
-    /// The runtime goes on without an agent that is dead.
-    unasked: bool,
     begin: Instant,
     state: Mutex<State>,
 }
@@ -267,13 +267,14 @@ impl Round<'_> {
         state.moments.len() - usize::from(state.down)
     }
 
-    /// A container may have run too early only where the agent was dead meanwhile and the runtime then asks nobody.
+    /// A container may have run too early only where the agent was dead meanwhile: the runtime then asks nobody. With NRI's failure
+    /// policy, too: it fails what is asked of a plugin that dies, and forgets the plugin.
     fn started(&self, slot: &Slot, up: &Up, before: usize) -> Result<()> {
         let here = self.excuse(slot, before);
         let mut state = self.state();
         state.tally.started += 1;
         if let Some(seen) = &up.early {
-            ensure!(here && self.unasked, "{} ran before its NICs were there; it saw {seen}", up.name);
+            ensure!(here && self.victim == Victim::Agent, "{} ran before its NICs were there; it saw {seen}", up.name);
             state.tally.early += 1;
         }
         if up.restarts > 0 {
