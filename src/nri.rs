@@ -30,6 +30,10 @@ pub struct Sandbox {
     pub uid: String,
     /// Path of the network namespace; none for a pod on the host's network, and in some runtimes' Stop and Remove.
     pub netns: Option<String>,
+    /// The runtime names no namespace at all. Killed while it made the sandbox, it has lost what it knew of them.
+    pub lost: bool,
+    /// Addresses of the pod on the pod network.
+    pub ips: Vec<String>,
     /// Process id of the pause container, 0 where unknown.
     pub pid: u32,
 }

@@ -1,16 +1,18 @@
 //! Links, moves and the monitor against the kernel, in scratch network namespaces.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use dranic::netdev::address::{self, Address};
 use dranic::netdev::link::{self, Link};
 use dranic::netdev::monitor::{Change, Group, Monitor};
 use dranic::netdev::moves::{self, Move, Occupied, Refusal, Whereabouts};
 use dranic::netlink::{NetlinkError, Request, RouteSocket};
 use dranic::netns::Netns;
 use dranic_testbed::fabric::links::{self, Veth, soon};
-use dranic_testbed::fabric::{new_netns, root, with_scratch_netns};
+use dranic_testbed::fabric::{PodNetns, new_netns, root, with_scratch_netns};
 use netlink_packet_core::DefaultNla;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
@@ -371,4 +373,29 @@ fn a_monitor_needs_a_runtime() {
         return;
     }
     assert!(matches!(Monitor::open(&Netns::current().unwrap(), &[Group::Link]), Err(NetlinkError::Io(_))));
+}
+
+#[test]
+fn a_namespace_is_found_by_its_address() {
+    if !root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("no-namespace"), "").unwrap();
+    let pods = ["a", "b", "c"].map(|name| PodNetns::new(dir.path(), name).unwrap());
+    let ip = |last: u8| IpAddr::from([10, 9, 8, last]);
+    // Two have an address of their own, and another that both have.
+    for (pod, last) in pods.iter().zip([1, 2]) {
+        let mut socket = RouteSocket::open_in(&pod.netns().unwrap()).unwrap();
+        links::create(&mut socket, "ifb", "eth0").unwrap();
+        let index = links::find(&mut socket, "eth0").unwrap().index;
+        let requests = [ip(last), ip(9)].map(|ip| address::add_request(index, &Address::permanent(ip, 24))).to_vec();
+        assert!(socket.pipeline(requests, soon()).iter().all(Result::is_ok));
+    }
+    let find = |ips: &[IpAddr]| address::namespace_with(dir.path(), ips, soon());
+    assert_eq!(find(&[ip(1)]).as_deref(), Some(pods[0].path()));
+    assert_eq!(find(&[ip(3), ip(2)]).as_deref(), Some(pods[1].path()));
+    assert_eq!(find(&[ip(9)]), None, "two have it");
+    assert_eq!(find(&[ip(3)]), None);
+    assert_eq!(find(&[]), None);
 }

@@ -1,12 +1,14 @@
 //! What the runtime's hooks do: attach, gate, release.
 
-use std::path::PathBuf;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{OnOverrun, Shared};
 use crate::attach::{AttachError, AttachTimes};
 use crate::names::{ClaimUid, PodUid, SandboxId};
+use crate::netdev::address;
 use crate::nri::{Container, HookError, Sandbox, SandboxHandler};
 
 /// Longest an attach may go on behind the gate.
@@ -14,6 +16,9 @@ const DEFER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Longest error text for the runtime, in characters: it becomes a pod event. What the runtime sent (a path) may be of any length.
 const ERROR_MAX: usize = 4096;
+
+/// Where runtimes and CNI mount the namespaces of pods.
+const NETNS_DIR: &str = "/var/run/netns";
 
 /// Whether the runtime's leg is usable.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,6 +38,9 @@ struct Known {
     pod: PodUid,
     sandbox: SandboxId,
     netns: Option<PathBuf>,
+    /// As in [`Sandbox`].
+    lost: bool,
+    ips: Vec<IpAddr>,
     text: String,
 }
 
@@ -47,27 +55,44 @@ impl Hooks {
     }
 
     /// A pod without a network namespace of its own can't have a NIC: that is said where a user looks.
-    fn host_network(&self, known: &Known) -> HookError {
-        let (shared, pod) = (self.shared.clone(), known.pod.clone());
+    fn no_namespace(&self, known: &Known, error: AttachError) -> HookError {
+        let (shared, pod, refusal) = (self.shared.clone(), known.pod.clone(), self.refuse(&known.text, &error));
         self.shared.background.spawn_blocking(move || {
-            let error = AttachError::HostNetwork;
             shared.engine.attach_failed(&pod, &error.to_string());
             shared.reports.attach_failed(&shared.engine, &pod, &error);
         });
-        self.refuse(&known.text, AttachError::HostNetwork)
+        refusal
+    }
+
+    /// The network namespace of a sandbox. containerd that is killed between starting a sandbox and writing its specification goes
+    /// on with the sandbox and knows none of its namespaces, but it knows its addresses; the kubelet would ask for ever.
+    async fn namespace(&self, known: &Known, deadline: Instant) -> Result<PathBuf, HookError> {
+        if let Some(path) = &known.netns {
+            return Ok(path.clone());
+        }
+        if !known.lost {
+            return Err(self.no_namespace(known, AttachError::HostNetwork));
+        }
+        let ips = known.ips.clone();
+        let look = move || address::namespace_with(Path::new(NETNS_DIR), &ips, deadline);
+        let found = self.shared.background.spawn_blocking(look).await.ok().flatten();
+        let Some(path) = found else { return Err(self.no_namespace(known, AttachError::NamespaceLost { dir: NETNS_DIR })) };
+        tracing::warn!(pod = %known.pod, sandbox = %known.sandbox, path = %path.display(), "the runtime has lost its namespace; found by address");
+        Ok(path)
     }
 
     fn known(&self, sandbox: &Sandbox) -> Result<Known, HookError> {
         let text = format!("pod {}/{}", sandbox.namespace, sandbox.name);
         let pod = PodUid::new(sandbox.uid.as_str()).map_err(|e| self.refuse(&text, e))?;
         let id = SandboxId::new(sandbox.id.as_str()).map_err(|e| self.refuse(&text, e))?;
-        Ok(Known { pod, sandbox: id, netns: sandbox.netns.as_ref().map(PathBuf::from), text })
+        let ips = sandbox.ips.iter().filter_map(|ip| ip.parse().ok()).collect();
+        Ok(Known { pod, sandbox: id, netns: sandbox.netns.as_ref().map(PathBuf::from), lost: sandbox.lost, ips, text })
     }
 
     /// Attaches inside the deadline, or fails, or (deferred) goes on behind the gate.
     /// `late` when the sandbox was made before.
     async fn attach(&self, known: &Known, deadline: Instant, late: bool) -> Result<(), HookError> {
-        let Some(path) = known.netns.clone() else { return Err(self.host_network(known)) };
+        let path = self.namespace(known, deadline).await?;
         let limit = match self.shared.config.on_overrun {
             OnOverrun::Fail => deadline,
             OnOverrun::Defer => Instant::now() + DEFER_LIMIT,

@@ -1,8 +1,9 @@
 //! IP addresses of a link, with everything that a move loses.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
+use std::{fmt, fs};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::address::{
@@ -12,6 +13,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use serde::{Deserialize, Serialize};
 
 use crate::netlink::{NetlinkError, Request, RouteSocket};
+use crate::netns::Netns;
 
 /// `IFA_F_SECONDARY`, `linux/if_addr.h`: not the first of its subnet. The same bit on IPv6 is `IFA_F_TEMPORARY`.
 pub const IFA_F_SECONDARY: u32 = 0x01;
@@ -206,6 +208,20 @@ fn family(ip: IpAddr) -> AddressFamily {
 /// As [`RouteSocket::dump`].
 pub fn list(socket: &mut RouteSocket, deadline: Instant) -> Result<Vec<(u32, Address)>, NetlinkError> {
     list_of(socket, None, deadline)
+}
+
+/// The one namespace among those mounted in `dir` that has one of `ips`; none where none or several have.
+pub fn namespace_with(dir: &Path, ips: &[IpAddr], deadline: Instant) -> Option<PathBuf> {
+    let paths = fs::read_dir(dir).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    // A file that is no namespace, or is one no more, is not the one.
+    let has = |path: &PathBuf| {
+        let netns = Netns::open(path).ok()?;
+        let addresses = list(&mut RouteSocket::open_in(&netns).ok()?, deadline).ok()?;
+        addresses.iter().any(|(_, address)| ips.contains(&address.ip)).then_some(())
+    };
+    let mut found = paths.filter(|path| has(path).is_some());
+    let one = found.next()?;
+    found.next().is_none().then_some(one)
 }
 
 /// The addresses of one link, or of all.

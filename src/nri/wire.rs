@@ -134,8 +134,9 @@ pub(super) fn event(message: &[u8]) -> Result<i32, Malformed> {
 impl From<proto::PodSandbox> for Sandbox {
     fn from(pod: proto::PodSandbox) -> Self {
         let namespaces = pod.linux.map(|linux| linux.namespaces).unwrap_or_default();
+        let lost = namespaces.is_empty();
         let netns = namespaces.into_iter().find(|ns| ns.r#type == "network" && !ns.path.is_empty()).map(|ns| ns.path);
-        Self { id: pod.id, name: pod.name, namespace: pod.namespace, uid: pod.uid, netns, pid: pod.pid }
+        Self { id: pod.id, name: pod.name, namespace: pod.namespace, uid: pod.uid, netns, lost, ips: pod.ips, pid: pod.pid }
     }
 }
 

@@ -20,6 +20,15 @@ pub enum AttachError {
     /// The pod has no network namespace of its own.
     #[error("the pod uses the host's network, so there is no namespace to put its NICs into; remove hostNetwork or the claim")]
     HostNetwork,
+    /// Killed while it made the sandbox, the runtime goes on with it and does not know its namespaces.
+    #[error(
+        "the runtime does not know the network namespace of this sandbox (it was killed while it made it), and none in {dir} has \
+         the pod's address; delete the pod"
+    )]
+    NamespaceLost {
+        /// Where it was looked for.
+        dir: &'static str,
+    },
     /// What is recorded is of before a reboot.
     #[error("claim {claim} was prepared before the node was rebooted; the kubelet has to prepare it again")]
     EarlierBoot {

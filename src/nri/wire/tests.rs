@@ -9,7 +9,9 @@ fn request(uid: &str) -> proto::CreateContainerRequest {
         proto::LinuxNamespace { r#type: "network".into(), path: "/run/netns/a".into() },
     ];
     let linux = Some(proto::LinuxPodSandbox { namespaces });
-    let pod = proto::PodSandbox { id: "s".into(), name: "n".into(), uid: uid.into(), namespace: "ns".into(), linux, pid: 300 };
+    let ips = vec!["10.0.0.9".to_owned()];
+    let pod =
+        proto::PodSandbox { id: "s".into(), name: "n".into(), uid: uid.into(), namespace: "ns".into(), linux, pid: 300, ips };
     let cdi_devices = vec![proto::CdiDevice { name: "a/b=c".into() }];
     let container = proto::Container {
         id: "c".into(),
@@ -27,7 +29,8 @@ fn messages_become_the_types_of_the_hooks() {
     let request = request("u");
     let sandbox = Sandbox::from(request.pod.unwrap());
     let netns = Some("/run/netns/a".to_owned());
-    let expected = Sandbox { id: "s".into(), name: "n".into(), namespace: "ns".into(), uid: "u".into(), netns, pid: 300 };
+    let (id, name, namespace, uid) = ("s".to_owned(), "n".to_owned(), "ns".to_owned(), "u".to_owned());
+    let expected = Sandbox { id, name, namespace, uid, netns, lost: false, ips: vec!["10.0.0.9".to_owned()], pid: 300 };
     assert_eq!(sandbox, expected);
     let container = Container::from(request.container.unwrap());
     let cdi_devices = vec!["a/b=c".to_owned()];
@@ -38,8 +41,10 @@ fn messages_become_the_types_of_the_hooks() {
 fn a_pod_without_a_network_path_has_no_netns() {
     let mut pod = request("u").pod.unwrap();
     pod.linux.as_mut().unwrap().namespaces[1].path.clear();
-    assert_eq!(Sandbox::from(pod).netns, None);
-    assert_eq!(Sandbox::from(proto::PodSandbox::default()).netns, None);
+    let on_host = Sandbox::from(pod);
+    assert!(on_host.netns.is_none() && !on_host.lost);
+    let lost = Sandbox::from(proto::PodSandbox::default());
+    assert!(lost.netns.is_none() && lost.lost);
 }
 
 #[test]

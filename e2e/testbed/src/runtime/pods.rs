@@ -93,6 +93,7 @@ impl SandboxSpec {
             namespace: self.namespace.clone(),
             linux: Some(proto::LinuxPodSandbox { namespaces }),
             pid: if stopped { 0 } else { 4711 },
+            ips: Vec::new(),
         };
         let mut bytes = pod.encode_to_vec();
         if self.padding > 0 {
