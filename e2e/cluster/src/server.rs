@@ -24,8 +24,13 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// Where agents of all nodes reach it.
     pub(crate) async fn start(answer: impl Fn(&str, &Value) -> Option<Value> + Send + Sync + 'static) -> Result<Self> {
-        let listener = TcpListener::bind((ADDRESS, 0)).await.context("a port for the webhook")?;
+        Self::at(ADDRESS, answer).await
+    }
+
+    async fn at(address: &str, answer: impl Fn(&str, &Value) -> Option<Value> + Send + Sync + 'static) -> Result<Self> {
+        let listener = TcpListener::bind((address, 0)).await.context("a port for the webhook")?;
         let url = format!("http://{}", listener.local_addr()?);
         let calls = Arc::new(Mutex::default());
         let (answer, heard): (Arc<Answer>, _) = (Arc::new(answer), Arc::clone(&calls));
@@ -89,4 +94,32 @@ async fn one(stream: TcpStream, answer: &Answer, heard: &Mutex<Vec<(String, Valu
     stream.write_all((head + &text).as_bytes()).await?;
     stream.shutdown().await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    async fn ask(server: &Server, request: &str) -> String {
+        let mut stream = TcpStream::connect(server.url.trim_start_matches("http://")).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        text
+    }
+
+    #[tokio::test]
+    async fn it_answers_and_remembers() {
+        let echo = |path: &str, body: &Value| (path != "/none").then(|| json!({"path": path, "had": body}));
+        let server = Server::at("127.0.0.1", echo).await.unwrap();
+        let text = ask(&server, "POST /a HTTP/1.1\r\nHost: x\r\ncontent-length: 7\r\n\r\n{\"b\":1}").await;
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200 ") && head.contains(&format!("Content-Length: {}", body.len())), "{text}");
+        assert_eq!(serde_json::from_str::<Value>(body).unwrap(), json!({"path": "/a", "had": {"b": 1}}));
+        assert!(ask(&server, "GET /none HTTP/1.1\r\n\r\n").await.starts_with("HTTP/1.1 404 "));
+        assert_eq!((server.asked("/a"), server.asked("/none")), (vec![json!({"b": 1})], vec![Value::Null]));
+        assert_eq!(ask(&server, "POST /a HTTP/1.1\r\nContent-Length: 9999999\r\n\r\n").await, "");
+    }
 }

@@ -92,7 +92,7 @@ async fn dead_round(c: &Context, after: Option<Duration>) -> Result<()> {
     }
     match after {
         Some(after) => tokio::time::sleep(after).await,
-        None => prepared(c, &node).await?,
+        None => prepared(c, &node, pods.len()).await?,
     }
     let end = Instant::now() + DEAD;
     c.cluster.kill_agent(&node).await?;
@@ -104,22 +104,19 @@ async fn dead_round(c: &Context, after: Option<Duration>) -> Result<()> {
     all_run(c, &node, &pods).await
 }
 
-/// A record in the ledger, seen as a file: asking the agent takes longer.
-async fn prepared(c: &Context, node: &str) -> Result<()> {
+/// Records in the ledger, one for each of the pods, seen as files: asking the agent takes longer.
+async fn prepared(c: &Context, node: &str, count: usize) -> Result<()> {
     let folder = c.cluster.scratch().join(node).join("root/var/lib/dranic");
     let end = Instant::now() + Duration::from_secs(20);
-    while !has_record(&folder) {
-        ensure!(Instant::now() < end, "nothing is prepared: no record below {}", folder.display());
+    loop {
+        let entries = std::fs::read_dir(&folder).with_context(|| format!("{}", folder.display()))?;
+        let records = entries.flatten().filter(|entry| entry.path().extension().is_some_and(|e| e == "json")).count();
+        if records >= count {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "{records} of {count} pods have a record in {}", folder.display());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    Ok(())
-}
-
-fn has_record(folder: &std::path::Path) -> bool {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    entries
-        .map(|entry| entry.path())
-        .any(|path| path.extension().is_some_and(|e| e == "json") || path.is_dir() && has_record(&path))
 }
 
 /// The agent stands still in the middle of an attach until the runtime has given up.
