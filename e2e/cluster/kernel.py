@@ -2,6 +2,7 @@
 """What the kernel says of a link and iproute2 of Debian 12 can't show, and BPF programs without a compiler. Prints JSON.
 
     kernel.py features LINK         ethtool features by the kernel's names
+    kernel.py off LINK              turns TSO and GRO off
     kernel.py sizes LINK            GSO and GRO sizes
     kernel.py tcx LINK              names of the programs on TCX ingress and egress
     kernel.py load FILE NAME        a program that lets everything pass, pinned as FILE
@@ -11,6 +12,7 @@ import array, ctypes, fcntl, json, os, socket, struct, sys
 
 # --- ethtool: include/uapi/linux/ethtool.h ---
 SIOCETHTOOL, GSTRINGS, GSSET_INFO, GFEATURES, SS_FEATURES = 0x8946, 0x1B, 0x37, 0x3A, 4
+STSO, SGRO = 0x1F, 0x2C
 
 
 def ethtool(link, request):
@@ -28,6 +30,11 @@ def features(link):
     names = [strings[32 * i : 32 * i + 32].split(b"\0")[0].decode() for i in range(count)]
     active = [struct.unpack_from("I", answer, 8 + 16 * block + 8)[0] for block in range(blocks)]
     return {name: bool(active[i // 32] >> (i % 32) & 1) for i, name in enumerate(names) if name}
+
+
+def off(link):
+    for command in (STSO, SGRO):
+        ethtool(link, struct.pack("II", command, 0))
 
 
 # --- link attributes: include/uapi/linux/if_link.h ---
@@ -95,7 +102,7 @@ def program_name(number):
     return info.raw[64:80].split(b"\0")[0].decode()
 
 
-VERBS = {"features": features, "sizes": sizes, "tcx": tcx, "load": load, "tcx-attach": tcx_attach}
+VERBS = {"features": features, "off": off, "sizes": sizes, "tcx": tcx, "load": load, "tcx-attach": tcx_attach}
 if __name__ == "__main__":
     if len(sys.argv) < 3 or sys.argv[1] not in VERBS:
         sys.exit(__doc__)

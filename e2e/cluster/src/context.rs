@@ -19,18 +19,6 @@ use crate::inspect::{self, Link};
 /// Between two looks at something that changes.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A scenario ends with this where the machine or the cluster can't show what it is about: it is printed and counted as skipped.
-#[derive(Debug)]
-pub(crate) struct Skip(pub(crate) String);
-
-impl std::fmt::Display for Skip {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Skip {}
-
 /// One scenario's view of the cluster.
 #[derive(Clone)]
 pub(crate) struct Context {

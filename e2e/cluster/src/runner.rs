@@ -9,13 +9,25 @@ use serde_json::json;
 
 use crate::Args;
 use crate::cluster::Cluster;
-use crate::context::{Context, Skip, wait};
+use crate::context::{Context, wait};
 use crate::scenarios::{self, Run, Scenario};
 use crate::table::{Outcome, Table};
 use crate::{dump, inspect, objects};
 
 /// NICs of each node.
 pub(crate) const RAILS: u32 = 8;
+
+/// Why a scenario can't run on this cluster.
+#[derive(Debug)]
+pub(crate) struct Skipped(pub(crate) &'static str);
+
+impl std::fmt::Display for Skipped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
 
 /// Runs what `args` choose. Prints one line for each scenario and the sum at the end.
 ///
@@ -46,7 +58,7 @@ pub(crate) async fn run(args: &Args) -> Result<bool> {
         };
         let outcome = match result {
             Ok(()) => outcome,
-            Err(error) if error.is::<Skip>() => Outcome::Skipped(error.to_string()),
+            Err(error) if error.is::<Skipped>() => Outcome::Skipped(error.to_string()),
             Err(error) => Outcome::Failed(format!("{error:#}")),
         };
         let failed = matches!(outcome, Outcome::Failed(_));
@@ -86,7 +98,7 @@ async fn one(scenario: &Scenario, body: scenarios::Body, context: &Context) -> R
         context.open(json!({"resource.kubernetes.io/admin-access": "true"})).await?;
         let done = body(context.clone()).await;
         // What is skipped may have made something before, too.
-        if done.as_ref().is_err_and(|error| !error.is::<Skip>()) {
+        if done.as_ref().is_err_and(|error| !error.is::<Skipped>()) {
             return done;
         }
         context.close().await?;

@@ -9,9 +9,9 @@ use crate::context::{Context, wait};
 use crate::inspect;
 use crate::objects::{CLASS, DRIVER, From, by_name, devices, pod};
 
-/// `rdma -json ...` in the network namespace of a process.
+/// `rdma -j ...` in the network namespace of a process.
 async fn rdma(pid: u32, what: &str) -> Result<Vec<Value>> {
-    let text = inspect::in_netns(pid, &["rdma", "-json", what]).await?;
+    let text = inspect::in_netns(pid, &["rdma", "-j", what]).await?;
     serde_json::from_str(if text.trim().is_empty() { "[]" } else { &text }).with_context(|| format!("rdma {what}: {text}"))
 }
 
