@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # e2e/cluster/nics.sh NODE COUNT: exactly the NICs nic0 ... on the node's ports of the rails; those that are there stay as they are,
-# other links of their kind and those of kind ifb, which scenarios make, go. macvlan, since the links of pods' own network are veth, which a node does not offer.
+# other links of their kind, and of kind ifb, go. macvlan, since the links of pods' own network are veth, which a node does not offer.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 n=$1 count=$2

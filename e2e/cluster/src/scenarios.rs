@@ -68,7 +68,7 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("one-nic", smoke 60, basic::one_nic, "a pod with one NIC, as it is on the host, and back"),
     scenario!("eight-nics", smoke 60, basic::eight_nics, "one claim with eight devices"),
     scenario!("two-claims", smoke 60, basic::two_claims, "two claims in a pod"),
-    scenario!("class-and-claim-config", 60, basic::class_and_claim, "configuration of DeviceClass and claim combined"),
+    scenario!("class-and-claim-config", smoke 60, basic::class_and_claim, "configuration of DeviceClass and claim combined"),
     scenario!("both-nodes", smoke 60, basic::both_nodes, "pods on both nodes talk over their NICs"),
     scenario!("first-available", 60, basic::first_available, "prioritized list; configuration of the parent request"),
     scenario!("admin-access", 90, basic::admin_access, "a claim with admin access"),
@@ -88,7 +88,7 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("rolling-update", later CLUSTER, "rolling update of the DaemonSet with maxSurge 1 under pod creation"),
     scenario!("claim-status", smoke 90, report::claim_status, "per device Ready, networkData, data; cleared on release"),
     scenario!("health", 180, report::link_health, "a link that goes down and up, in the pod's allocatedResourcesStatus"),
-    scenario!("peer-01-address", 60, peer::address, "link renamed with an address of the configuration"),
+    scenario!("peer-01-address", smoke 60, peer::address, "link renamed with an address of the configuration"),
     scenario!("peer-02-odd-name", 60, peer::odd_name, "host link mlx5_6, whose name is no DNS label"),
     scenario!("peer-03-arp", later CONFIGURE, 90, configure::arp, "arpIgnore and arpAnnounce"),
     scenario!(

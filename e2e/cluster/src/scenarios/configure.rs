@@ -54,12 +54,13 @@ async fn three_features(c: &Context, running: &Running, link: &str, want: [bool;
     Ok(())
 }
 
+/// The link-layer address, which the peer's scenario sets too, is in `peer-07-mtu-mac`: that of an ifb can't be changed.
 pub(super) async fn ethtool(c: Context) -> Result<()> {
     changeable_link(&c).await?;
     let before: BTreeMap<String, bool> = on_node(&c, c.node(1), "features", "dummy0").await?;
     ensure!(FEATURES.map(|name| before[name]) == [true, true, false], "the link's own features are others: {before:?}");
     let parameters = json!({
-        "interface": {"name": "dranet0", "addresses": ["169.254.169.14/24"], "mtu": 4321, "hardwareAddr": "00:11:22:33:44:55"},
+        "interface": {"name": "dranet0", "addresses": ["169.254.169.14/24"], "mtu": 4321},
         "ethtool": {"features": {
             "tcp-segmentation-offload": false, "generic-receive-offload": false, "large-receive-offload": false}},
     });
