@@ -23,7 +23,7 @@ fn names(links: &[Value]) -> Vec<&str> {
 pub(super) async fn moves(c: Context) -> Result<()> {
     let node = c.node(0).to_owned();
     let host = c.cluster.init_pid(&node)?;
-    let links = rdma(host, "link").await?;
+    let links = rdma(host, "link").await.with_context(|| format!("{node} has no RDMA device (or its kernel no RDMA)"))?;
     let Some((device, nic)) = links.iter().find_map(|link| Some((link["ifname"].as_str()?, link["netdev"].as_str()?))) else {
         bail!("{node} has no RDMA device with a NIC (`rdma link` shows {links:?}): there is nothing that could move");
     };
