@@ -68,7 +68,9 @@ pub fn health(record: &ClaimRecord, links: &Links) -> Vec<DeviceHealth> {
 /// Which of several ports belongs to the link can't be told here: one that is active is enough. In exclusive mode a device that is in
 /// a pod is not in the host's sysfs; then the link alone counts.
 fn active(verdict: Verdict, attributes: &Attributes, ports: &RdmaPorts) -> Verdict {
-    let Some(Attribute::String(name)) = attributes.get("rdmaDevice").filter(|_| verdict.0 == State::Healthy) else { return verdict };
+    let Some(Attribute::String(name)) = attributes.get("rdmaDevice").filter(|_| verdict.0 == State::Healthy) else {
+        return verdict;
+    };
     match ports.get(name) {
         Some(ports) if !ports.is_empty() && ports.values().all(|state| state != "ACTIVE") => {
             let states: Vec<_> = ports.iter().map(|(number, state)| format!("port {number} of {name} is {state}")).collect();

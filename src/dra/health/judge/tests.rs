@@ -72,7 +72,11 @@ fn record(phase: Phase) -> ClaimRecord {
 }
 
 fn links(host: &[Link], pod: Option<Seen>) -> Links {
-    Links { host: Ok(Arc::new(host.to_vec())), pods: pod.into_iter().map(|seen| (sandbox(), seen)).collect(), ports: RdmaPorts::new() }
+    Links {
+        host: Ok(Arc::new(host.to_vec())),
+        pods: pod.into_iter().map(|seen| (sandbox(), seen)).collect(),
+        ports: RdmaPorts::new(),
+    }
 }
 
 /// State and message of the record's only device.
