@@ -134,10 +134,10 @@ pub(super) async fn late(c: Context) -> Result<()> {
     }
     let agents = c.cluster.agents(&node)?;
     signal("-STOP", &agents).await?;
-    let left = nics_of(host)?;
+    let left = nics_of(host);
     tokio::time::sleep(DEAD).await;
     signal("-CONT", &agents).await?;
-    ensure!(left > 0, "the attach was over before the agent stood still: the scenario has shown nothing");
+    ensure!(left? > 0, "the attach was over before the agent stood still: the scenario has shown nothing");
     none_early(&c, &node, &pods)?;
     all_run(&c, &node, &pods).await
 }
