@@ -12,6 +12,7 @@ use crate::Args;
 use crate::cluster::Cluster;
 use crate::context::{Context, wait};
 use crate::scenarios::{self, Run, Scenario};
+use crate::table::{Outcome, Table};
 use crate::{dump, inspect, objects};
 
 /// NICs of each node.
@@ -43,51 +44,55 @@ pub(crate) async fn run(args: &Args) -> Result<bool> {
     idle(&cluster, Duration::from_secs(60)).await?;
     only_rails(&cluster).await?;
 
-    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    for scenario in scenarios::ALL {
-        let named = |names: &[String]| names.iter().any(|name| scenario.name.contains(name.as_str()));
-        if (!args.only.is_empty() && !named(&args.only)) || named(&args.skip) {
-            continue;
-        }
-        match scenario.run {
-            Run::Later(issue) => {
-                skipped += 1;
-                println!("pending: {} ({issue})", scenario.name);
-            }
-            Run::Now(body) => {
-                let namespace = format!("e2e-{}", scenario.name);
-                let context = Context { cluster: cluster.clone(), namespace, full: args.full, seed, told: Arc::default() };
-                let begin = Instant::now();
-                match one(scenario, body, &context).await {
-                    Ok(()) => {
-                        passed += 1;
-                        println!("ok      {:28} {:6.1} s", scenario.name, begin.elapsed().as_secs_f64());
-                        tell(&context);
-                    }
-                    Err(error) if error.is::<Skipped>() => {
-                        skipped += 1;
-                        println!("skipped: {}: {error}", scenario.name);
-                        close(&context).await;
-                    }
-                    Err(error) => {
-                        failed += 1;
-                        println!("FAILED  {:28} {:6.1} s  {error:#}", scenario.name, begin.elapsed().as_secs_f64());
-                        tell(&context);
-                        let folder = args.dump.join(scenario.name);
-                        let excerpt = dump::everything(&cluster, &folder, &context.namespace, begin.elapsed()).await;
-                        println!("        everything is in {}", folder.display());
-                        excerpt.lines().for_each(|line| println!("        {line}"));
-                        if args.keep {
-                            bail!("{} left as it is", context.namespace);
-                        }
-                        close(&context).await;
-                    }
-                }
-            }
+    let mut table = Table::default();
+    for scenario in scenarios::ALL.iter().filter(|scenario| chosen(scenario, args)) {
+        let namespace = format!("e2e-{}", scenario.name);
+        let context = Context { cluster: cluster.clone(), namespace, full: args.full, seed, told: Arc::default() };
+        let begin = Instant::now();
+        let (body, outcome) = match scenario.run {
+            Run::Now(body) => (Some(body), Outcome::Passed),
+            Run::Later(_, Some(body)) if args.pending => (Some(body), Outcome::NoLongerPending),
+            Run::Later(issue, _) => (None, Outcome::Pending(issue)),
+        };
+        let result = match body {
+            Some(body) => one(scenario, body, &context).await,
+            None => Ok(()),
+        };
+        let outcome = match result {
+            Ok(()) => outcome,
+            Err(error) if error.is::<Skipped>() => Outcome::Skipped(error.to_string()),
+            Err(error) => Outcome::Failed(format!("{error:#}")),
+        };
+        let failed = matches!(outcome, Outcome::Failed(_));
+        table.add(scenario.name, outcome, begin.elapsed());
+        tell(&context);
+        if failed {
+            look_into(args, scenario, &context, begin.elapsed()).await?;
         }
     }
-    println!("{passed} passed, {failed} failed, {skipped} skipped");
-    Ok(failed == 0)
+    if let Some(file) = &args.json {
+        table.write(file, seed)?;
+    }
+    table.print();
+    Ok(table.failed() == 0)
+}
+
+fn chosen(scenario: &Scenario, args: &Args) -> bool {
+    let named = |names: &[String]| names.iter().any(|name| scenario.name.contains(name.as_str()));
+    (args.only.is_empty() || named(&args.only)) && !named(&args.skip) && (!args.smoke || scenario.smoke)
+}
+
+/// After a failure: writes down the state of everything, then cleans up.
+async fn look_into(args: &Args, scenario: &Scenario, context: &Context, since: Duration) -> Result<()> {
+    let folder = args.dump.join(scenario.name);
+    let excerpt = dump::everything(&context.cluster, &folder, &context.namespace, since).await;
+    println!("        everything is in {}", folder.display());
+    excerpt.lines().for_each(|line| println!("        {line}"));
+    if args.keep {
+        bail!("{} left as it is", context.namespace);
+    }
+    close(context).await;
+    Ok(())
 }
 
 fn tell(context: &Context) {
@@ -99,13 +104,18 @@ fn tell(context: &Context) {
 async fn one(scenario: &Scenario, body: scenarios::Body, context: &Context) -> Result<()> {
     let whole = async {
         context.open(json!({"resource.kubernetes.io/admin-access": "true"})).await?;
-        body(context.clone()).await?;
-        context.close().await?;
+        let done = body(context.clone()).await;
+        // What is skipped may have made something before, too.
+        if done.as_ref().is_err_and(|error| !error.is::<Skipped>()) {
+            return done;
+        }
+        context.leave().await?;
         idle(&context.cluster, Duration::from_secs(20)).await?;
         for node in &context.cluster.nodes {
             context.cluster.nics(node, RAILS).await?; // links that the scenario made beside them go
         }
-        only_rails(&context.cluster).await
+        only_rails(&context.cluster).await?;
+        done
     };
     match tokio::time::timeout(scenario.limit, whole).await {
         Ok(result) => result,
@@ -115,11 +125,7 @@ async fn one(scenario: &Scenario, body: scenarios::Body, context: &Context) -> R
 
 /// After a failure: what is left must not make the next scenario fail.
 async fn close(context: &Context) {
-    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(context.cluster.client.clone());
-    if let Ok(None) = namespaces.get_opt(&context.namespace).await {
-        return;
-    }
-    if let Err(error) = context.close().await {
+    if let Err(error) = context.leave().await {
         println!("        cleaning up: {error:#}");
     }
     for node in &context.cluster.nodes {
