@@ -389,7 +389,7 @@ fn a_namespace_is_found_by_its_address() {
         let mut socket = RouteSocket::open_in(&pod.netns().unwrap()).unwrap();
         links::create(&mut socket, "ifb", "eth0").unwrap();
         let index = links::find(&mut socket, "eth0").unwrap().index;
-        let requests = [ip(last), ip(9)].map(|ip| address::add_request(index, &Address::permanent(ip, 24))).to_vec();
+        let requests = Vec::from([ip(last), ip(9)].map(|ip| address::add_request(index, &Address::permanent(ip, 24))));
         assert!(socket.pipeline(requests, soon()).iter().all(Result::is_ok));
     }
     let find = |ips: &[IpAddr]| address::namespace_with(dir.path(), ips, soon());
