@@ -223,11 +223,14 @@ pub(super) async fn evicted(c: Context) -> Result<()> {
     }
     let other = kubelet_sockets(&c, c.node(1)).await?;
     c.agent_leaves(c.node(0)).await?;
-    let (plugin, registry) = kubelet_sockets(&c, c.node(0)).await?;
-    ensure!(plugin.is_empty() && registry.is_empty(), "left on {}: {plugin:?} {registry:?}", c.node(0));
-    let now = kubelet_sockets(&c, c.node(1)).await?;
-    ensure!(now == other, "{} had {other:?} and has {now:?}", c.node(1));
+    let left = kubelet_sockets(&c, c.node(0)).await;
+    let now = kubelet_sockets(&c, c.node(1)).await;
+    // First of all: the next scenario needs it.
     c.agent_returns(c.node(0)).await?;
+    let (plugin, registry) = left?;
+    ensure!(plugin.is_empty() && registry.is_empty(), "left on {}: {plugin:?} {registry:?}", c.node(0));
+    let now = now?;
+    ensure!(now == other, "{} had {other:?} and has {now:?}", c.node(1));
     let (plugin, registry) = kubelet_sockets(&c, c.node(0)).await?;
     ensure!(!plugin.is_empty() && !registry.is_empty(), "{} has {plugin:?} and {registry:?}", c.node(0));
     // The kubelet takes it again.
