@@ -78,6 +78,11 @@ impl Cluster {
         output(&mut self.inside("node1", &["kubectl", "label", "node", node, "--overwrite", label])).await.map(drop)
     }
 
+    /// `reboot.sh NODE VERB`: a power cut (`down`), and the node starts again (`up`).
+    pub(crate) async fn reboot(&self, node: &str, verb: &str) -> Result<()> {
+        output(self.script("reboot.sh").args([node, verb])).await.map(drop)
+    }
+
     /// Brings NICs back that went with a pod's namespace.
     pub(crate) async fn nics(&self, node: &str, count: u32) -> Result<()> {
         output(self.script("nics.sh").arg(node).arg(count.to_string())).await.map(drop)

@@ -4,6 +4,8 @@ mod basic;
 mod disturb;
 mod lifecycle;
 mod peer;
+mod placement;
+mod reboot;
 mod report;
 
 use std::time::Duration;
@@ -62,7 +64,7 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("both-nodes", 60, basic::both_nodes, "pods on both nodes talk over their NICs"),
     scenario!("first-available", 60, basic::first_available, "prioritized list; configuration of the parent request"),
     scenario!("admin-access", 90, basic::admin_access, "a claim with admin access"),
-    scenario!("match-attribute", later CLUSTER, "matchAttribute on pcieRoot and numaNode with a second driver"),
+    scenario!("match-attribute", 240, placement::match_attribute, "matchAttribute on pcieRoot and numaNode with a second driver"),
     scenario!("shared-claim", 120, lifecycle::shared_claim, "two pods share a claim: the second is refused"),
     scenario!("host-network", 60, lifecycle::host_network, "hostNetwork and a claim: a clear event"),
     scenario!("init-and-sidecar", 90, lifecycle::init_and_sidecar, "init container, sidecar, one container starts again"),
@@ -74,7 +76,7 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("kill-kubelet", 600, disturb::kill_kubelet, "kill -9 of the kubelet while pods start"),
     scenario!("kill-containerd", 600, disturb::kill_containerd, "kill -9 of containerd while pods start"),
     scenario!("kill-apiserver", 600, disturb::kill_apiserver, "kill -9 of the API server while pods start"),
-    scenario!("reboot", later CLUSTER, "the node starts again: state kept, /run wiped, new boot id, links made anew"),
+    scenario!("reboot", 300, reboot::reboot, "the node starts again: state kept, /run wiped, new boot id, links made anew"),
     scenario!("rolling-update", later CLUSTER, "rolling update of the DaemonSet with maxSurge 1 under pod creation"),
     scenario!("claim-status", 90, report::claim_status, "per device Ready, networkData, data; cleared on release"),
     scenario!("health", 180, report::link_health, "a link that goes down and up, in the pod's allocatedResourcesStatus"),
