@@ -63,6 +63,8 @@ pub(super) async fn reboot(c: Context) -> Result<()> {
     ensure!(elsewhere.pid == before[2].0.pid, "the pod of the other node was started again");
     let next = c.running_within("next", BACK).await?.nic().await?;
     ensure!(next.ifname == lost && next.addresses() == [format!("10.20.{}.2/24", lost.replace("nic", ""))], "{next:?}");
+    let events = c.events("next").await?;
+    ensure!(!events.iter().any(|text| text.contains("still held")), "a record of before the reboot holds a device: {events:?}");
     ensure!(boot_id(&c, &node).await? != boot, "the node has the boot id that it had before");
     everything_is_known(&c, &node).await?;
     for name in ["single", "several", "next"] {
@@ -122,10 +124,9 @@ async fn everything_is_known(c: &Context, node: &str) -> Result<()> {
     wait(FORGOTTEN, "the claim of the deleted pod is forgotten", || async {
         let held: BTreeSet<_> = c.cluster.status(node).await?.claims.into_iter().map(|claim| claim.uid).collect();
         ensure!(held == uids, "the agent holds {held:?}, there are {uids:?}");
-        let specs = c.cluster.shell(node, "cat /run/cdi/*.json").await?;
-        ensure!(specs.lines().count() == 0 || uids.iter().all(|uid| specs.contains(uid.as_str())), "CDI specs: {specs}");
-        let files = c.cluster.shell(node, "ls /run/cdi").await?;
-        ensure!(files.lines().count() == uids.len(), "CDI specs: {files}");
+        let specs = c.cluster.shell(node, "ls /run/cdi").await?;
+        let is_ours = |file: &str| uids.iter().any(|uid| file.contains(uid.as_str()));
+        ensure!(specs.lines().count() == uids.len() && specs.lines().all(is_ours), "CDI specs: {specs}");
         Ok(())
     })
     .await?;
