@@ -48,6 +48,8 @@ pub(super) async fn reboot(c: Context) -> Result<()> {
     }
     let lost = c.running("lost").await?.nic().await?.ifname;
     let boot = boot_id(&c, &node).await?;
+    let held = held(&c, &node).await?;
+    ensure!(held.len() == 3, "claims of the node: {held:?}");
 
     c.cluster.reboot(&node, "down").await?;
     c.api::<Pod>().delete("lost", &DeleteParams::default().grace_period(0)).await?;
@@ -66,7 +68,7 @@ pub(super) async fn reboot(c: Context) -> Result<()> {
     let events = c.events("next").await?;
     ensure!(!events.iter().any(|text| text.contains("still held")), "a record of before the reboot holds a device: {events:?}");
     ensure!(boot_id(&c, &node).await? != boot, "the node has the boot id that it had before");
-    everything_is_known(&c, &node).await?;
+    everything_is_known(&c, &node, &held).await?;
     for name in ["single", "several", "next"] {
         c.delete_pod(name).await?;
     }
@@ -105,7 +107,7 @@ async fn boot_id(c: &Context, node: &str) -> Result<String> {
 }
 
 /// Slices, records and CDI specs are those of now, and the agent has told of what it found.
-async fn everything_is_known(c: &Context, node: &str) -> Result<()> {
+async fn everything_is_known(c: &Context, node: &str, before: &BTreeSet<String>) -> Result<()> {
     c.agent_ready(node).await?;
     wait(Duration::from_secs(20), "all devices are in the slices", || async {
         let count: usize = slices(c, node).await?.iter().map(|slice| slice.spec.devices.as_ref().map_or(0, Vec::len)).sum();
@@ -122,7 +124,7 @@ async fn everything_is_known(c: &Context, node: &str) -> Result<()> {
     }
     ensure!(uids.len() == 3, "claims of the node: {uids:?}");
     wait(FORGOTTEN, "the claim of the deleted pod is forgotten", || async {
-        let held: BTreeSet<_> = c.cluster.status(node).await?.claims.into_iter().map(|claim| claim.uid).collect();
+        let held = held(c, node).await?;
         ensure!(held == uids, "the agent holds {held:?}, there are {uids:?}");
         let specs = c.cluster.shell(node, "ls /run/cdi").await?;
         let is_ours = |file: &str| uids.iter().any(|uid| file.contains(uid.as_str()));
@@ -135,9 +137,14 @@ async fn everything_is_known(c: &Context, node: &str) -> Result<()> {
     let counts = c.cluster.shell(node, &of_now).await?;
     ensure!(counts.lines().all(|count| count == "3"), "records of this boot, and all: {counts}");
     let log = agent_log(c, node).await?;
-    let told = log.lines().filter(|line| line.contains("prepared before a reboot")).count();
-    ensure!(told == 3, "the agent told of {told} claims of before the reboot: {log}");
+    let told = |uid: &String| log.lines().any(|line| line.contains("prepared before a reboot") && line.contains(uid.as_str()));
+    ensure!(before.iter().all(told), "the agent did not tell of all claims of before the reboot, {before:?}: {log}");
     Ok(())
+}
+
+/// UIDs of the claims that the agent has records of.
+async fn held(c: &Context, node: &str) -> Result<BTreeSet<String>> {
+    Ok(c.cluster.status(node).await?.claims.into_iter().map(|claim| claim.uid).collect())
 }
 
 /// What the agent has written since its last start.
