@@ -11,4 +11,5 @@ clean() {
   for n in $(nodes_of); do remove_cgroups "$n" || return 1; done
   rm -rf "$S" 2>/dev/null && [ ! -e "$S" ]
 }
-wait_for 10 "the end of what is left" clean || die "could not remove all: $(ls -d "$S" /sys/fs/cgroup/*/"$(cgroup node)"* 2>/dev/null | tr '\n' ' ')"
+wait_for 10 "the end of what is left" clean ||
+  die "could not remove all: $(ls -d "$S" /sys/fs/cgroup/*/"$(cgroup node)"* 2>/dev/null | tr '\n' ' ')"

@@ -1,7 +1,7 @@
 # e2e/cluster/world.sh: how a node comes to be and ends, for up.sh, reboot.sh and down.sh. Not a program; lib.sh comes first.
-# A node is one `unshare` (mount, net, pid, uts, ipc): ending its outermost process ends everything in it. Its links are veth pairs into
-# the fabric, a network namespace of its own, with a bridge for the nodes' network and one for each rail. So a node's end takes no
-# link from the other one.
+# A node is one `unshare` (mount, net, pid, uts, ipc): ending its outermost process ends everything in it. Its links are veth pairs
+# into the fabric, a network namespace of its own, with a bridge for the nodes' network and one for each rail. So a node's end takes
+# no link from the other one.
 
 service=10.96.0.1   # of the API, on node1; so no kube-proxy is needed
 pid_of() { cat "$S/$1/init.pid"; }
