@@ -52,11 +52,16 @@ pub(super) async fn reboot(c: Context) -> Result<()> {
     ensure!(held.len() == 3, "claims of the node: {held:?}");
 
     c.cluster.reboot(&node, "down").await?;
-    c.api::<Pod>().delete("lost", &DeleteParams::default().grace_period(0)).await?;
-    c.pod_gone("lost").await?;
-    c.claim("next", &devices(vec![request_link("nic", &lost)], vec![])).await?;
-    c.pod(&pod("next", Some(&node), &[From::Claim("next")])).await?;
+    let meanwhile = async {
+        c.api::<Pod>().delete("lost", &DeleteParams::default().grace_period(0)).await?;
+        c.pod_gone("lost").await?;
+        c.claim("next", &devices(vec![request_link("nic", &lost)], vec![])).await?;
+        c.pod(&pod("next", Some(&node), &[From::Claim("next")])).await
+    };
+    let meanwhile = meanwhile.await;
+    // Also when that failed: other scenarios need the node.
     c.cluster.reboot(&node, "up").await?;
+    meanwhile?;
 
     for (old, nics) in &before[..2] {
         came_back(&c, old, nics).await?;
