@@ -6,7 +6,8 @@
 //!   agent's own handle keeps the namespace then, and with it NICs without hardware;
 //! - an error from Stop would fail the kubelet's request, which is repeated then, and Stop with it;
 //! - pods from before a restart are remembered, and their Stop is told;
-//! - stopped sandboxes are in Synchronize, with a path that leads nowhere, until they are removed.
+//! - stopped sandboxes are in Synchronize, with a path that leads nowhere, until they are removed;
+//! - a pod on the host's network has a path as well, which leads to the node's own namespace (`tests/bad_input/pods.rs` has that).
 //!
 //! Not replayed: pods without a pause process and CRI-O's own time in each request. Not possible here: a NIC that the kernel itself
 //! returns when a namespace ends goes to the machine's first namespace, not to that of a scratch node; a test moves it instead.
