@@ -43,6 +43,7 @@ bench: setup ## measure a release build (BENCH_JSON=FILE keeps the figures)
 	@"$$(hack/target.sh)/release/dranic-bench" $(BENCH_ARGS)
 
 cluster: ## bring a real Kubernetes of two nodes up, with the agent on it (K8S=1.37.2 CONTAINERD=released|policy|debian)
+	@hack/setup.sh cluster
 	@e2e/cluster/cluster.sh
 
 cluster-shell: ## a shell on its first node, with kubectl and helm
@@ -52,6 +53,7 @@ cluster-down: ## end it; nothing of it is left
 	@e2e/cluster/down.sh
 
 e2e: ## run all scenarios on it; ends with "N passed, N failed, N skipped" (E2E="--only NAME", see README of e2e/cluster)
+	@hack/setup.sh cluster
 	@e2e/cluster/e2e.sh $(E2E)
 
 lint: ## check formatting, and clippy without warnings

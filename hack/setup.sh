@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# hack/setup.sh [build|test]: install what is missing on Debian 12 for building, or for building and testing (the default).
-# Does nothing, and needs no network, when all is there. Without root it says what to install. Rust is never installed by it.
+# hack/setup.sh [build|test|cluster]: install what is missing on Debian 12 for building, for building and testing (the default), or
+# for that and a cluster. Does nothing, and needs no network, when all is there. Without root it says what to install. Rust and Go are
+# never installed by it.
 set -euo pipefail
 
 what=${1:-test}
 case $what in
-  build | test) ;;
-  *) echo "usage: hack/setup.sh [build|test]" >&2; exit 2 ;;
+  build | test | cluster) ;;
+  *) echo "usage: hack/setup.sh [build|test|cluster]" >&2; exit 2 ;;
 esac
 
 say() { echo "setup: $*"; }
@@ -23,10 +24,15 @@ need gcc command -v cc                            # the linker; C and assembler 
 need libc6-dev test -e /usr/include/stdio.h
 need make command -v make
 need ca-certificates test -s /etc/ssl/certs/ca-certificates.crt   # cargo fetches crates over TLS
-if [ "$what" = test ]; then
+if [ "$what" != build ]; then
   need util-linux all_of nsenter unshare setpriv flock        # scratch nodes
   need mount command -v mount
   need tar command -v tar
+fi
+if [ "$what" = cluster ]; then
+  need openssl command -v openssl                 # certificates
+  need iproute2 all_of ip tc                      # nodes' links; what is in a pod is looked at with it
+  need python3-pip python3 -m pip --version       # helm and kubectl come in a wheel
 fi
 
 if [ ${#packages[@]} -gt 0 ]; then

@@ -82,6 +82,8 @@ pub struct AgentConfig {
     pub offer: ScanOptions,
     /// Time between full rescans.
     pub rescan: Duration,
+    /// How long prepare waits for a device that another pod still has.
+    pub wait_for_device: Duration,
     /// `/proc/sys/net`, or a mount of it that can be written.
     pub sysctl_dir: PathBuf,
     /// Root of sysfs.
@@ -206,7 +208,7 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let config = &shared.config;
     let grpc_stop = CancellationToken::new();
-    let claims = Arc::new(claims::Claims::new(shared.clone(), client.clone()));
+    let claims = Arc::new(claims::Claims::new(shared.clone(), client.clone(), grpc_stop.clone()));
     let health = health::start(shared.clone(), Netns::current()?, stop.clone());
     let bind = || grpc::serve(config.kubelet_sockets(), claims.clone(), health.clone(), grpc_stop.clone());
     let is_taken = |error: &grpc::ServeError| matches!(error, grpc::ServeError::InTheWay { .. });

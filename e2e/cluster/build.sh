@@ -132,7 +132,11 @@ kubectl_helm() {
 
 image() { "$here/image.sh" "$dir/image.tar" "$dir/bin/busybox" registry.local/busybox:1 registry.local/pause:1; }
 
-if [ -z "$(command -v go)" ]; then unavailable "go is missing: Kubernetes, containerd and etcd are built from Go modules"; fi
+go_wanted=$(sed -n 's/^go //p' "$here"/go/*/go.mod | sort -V | tail -n 1)
+[ -n "$(command -v go)" ] || unavailable "go is missing: Kubernetes, containerd and etcd are built from Go modules; install Go $go_wanted"
+go_here=$(GOTOOLCHAIN=local go env GOVERSION)
+[ "$(printf '%s\n' "$go_wanted" "${go_here#go}" | sort -V | head -n 1)" = "$go_wanted" ] ||
+  unavailable "this is Go ${go_here#go}, the programs of a cluster need $go_wanted or newer"
 command -v openssl >/dev/null || unavailable "openssl is missing: apt-get install openssl"
 part debian "$(sum "$hack/containerd.sh")" debian
 part kubectl "$(sum "$hack/helm.sh")" kubectl_helm

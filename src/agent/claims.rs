@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio_util::sync::CancellationToken;
+
 use super::Shared;
 use super::cdi::Specs;
-use crate::dra::resolve::{self, ResolvedDevice};
+use crate::dra::resolve::{self, ResolvedClaim, ResolvedDevice};
 use crate::dra::{ClaimError, ClaimHandler, PreparedDevice, api};
-use crate::ledger::{ClaimRecord, ClaimRef};
+use crate::ledger::{ClaimRecord, ClaimRef, PodRef};
 
 /// How long the API server may take: the kubelet gives 45 s for the whole call.
 const FETCH_LIMIT: Duration = Duration::from_secs(20);
@@ -16,24 +18,32 @@ const FETCH_LIMIT: Duration = Duration::from_secs(20);
 /// prepare again only after its `syncFrequency`, 60 to 90 s.
 const NRI_LIMIT: Duration = Duration::from_secs(5);
 
+/// While a device is waited for, it is looked at that often, beside each change of the ledger.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
 pub(super) struct Claims {
     shared: Arc<Shared>,
     client: kube::Client,
     specs: Specs,
+    /// No call may wait any longer.
+    stop: CancellationToken,
 }
 
 impl Claims {
-    pub(super) fn new(shared: Arc<Shared>, client: kube::Client) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, client: kube::Client, stop: CancellationToken) -> Self {
         let specs = Specs::new(&shared.config.cdi_dir, &shared.config.driver_name);
         specs.renew(&shared.engine.records());
-        Self { shared, client, specs }
+        Self { shared, client, specs, stop }
     }
 
     /// A pod must not get as far as a sandbox while the runtime would not ask us about it.
     async fn wait_for_nri(&self, claim: &ClaimRef) -> Result<(), ClaimError> {
         let mut nri = self.shared.nri.subscribe();
-        if tokio::time::timeout(NRI_LIMIT, nri.wait_for(|state| state.connected)).await.is_ok() {
-            return Ok(());
+        tokio::select! {
+            biased;
+            Ok(_) = nri.wait_for(|state| state.connected) => return Ok(()),
+            () = self.stop.cancelled() => {}
+            () = tokio::time::sleep(NRI_LIMIT) => {}
         }
         Err(ClaimError(format!(
             "claim {claim}: not prepared, since the container runtime's NRI is not connected ({}): {}; is NRI on in the \
@@ -60,20 +70,44 @@ impl Claims {
         if wanted.is_empty() {
             return Ok(devices);
         }
-        let shared = self.shared.clone();
-        let claim_text = claim.to_string();
-        let record = tokio::task::spawn_blocking(move || {
-            let wanted = resolve::ResolvedClaim { devices: wanted, ..resolved };
-            shared.engine.prepare(&wanted, &pod)
-        })
-        .await
-        .map_err(|e| ClaimError(format!("claim {claim_text}: prepare ended badly: {e}")))?
-        .map_err(|e| ClaimError(e.to_string()))?;
+        let wanted = ResolvedClaim { devices: wanted, ..resolved };
+        let record = self.prepare_when_free(Arc::new(wanted), Arc::new(pod)).await?;
         self.specs
             .write(&record.claim, record.devices.iter().map(|d| &d.device))
             .map_err(|e| ClaimError(format!("claim {claim}: {e}")))?;
         devices.extend(answer(&record));
         Ok(devices)
+    }
+
+    /// Prepares; a device that another pod still has is waited for, since that pod is mostly about to end: one that was deleted by
+    /// force is gone from the API, and its devices are allocated anew, before its containers have ended.
+    async fn prepare_when_free(&self, claim: Arc<ResolvedClaim>, pod: Arc<PodRef>) -> Result<Arc<ClaimRecord>, ClaimError> {
+        let end = tokio::time::Instant::now() + self.shared.config.wait_for_device;
+        let mut writes = self.shared.engine.ledger().subscribe();
+        let mut told = false;
+        loop {
+            writes.mark_unchanged();
+            let (engine, wanted, of) = (self.shared.engine.clone(), claim.clone(), pod.clone());
+            let error = match tokio::task::spawn_blocking(move || engine.prepare(&wanted, &of)).await {
+                Ok(Ok(record)) => return Ok(record),
+                Ok(Err(error)) => error,
+                Err(panic) => return Err(ClaimError(format!("claim {}: prepare ended badly: {panic}", claim.claim))),
+            };
+            if !error.reason.is_held() {
+                return Err(ClaimError(error.to_string()));
+            }
+            if !std::mem::replace(&mut told, true) {
+                tracing::info!(claim = %claim.claim, limit = ?self.shared.config.wait_for_device, why = %error, "waiting");
+            }
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return Err(ClaimError(error.to_string())),
+                () = tokio::time::sleep_until(end) => return Err(ClaimError(error.to_string())),
+                Ok(()) = writes.changed() => {}
+                // A reservation goes without a write.
+                () = tokio::time::sleep(LOOK_AGAIN) => {}
+            }
+        }
     }
 
     async fn unprepare_claim(&self, claim: &ClaimRef) -> Result<(), ClaimError> {

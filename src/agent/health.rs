@@ -13,6 +13,7 @@ use super::Shared;
 use crate::attach::Engine;
 use crate::dra::health::judge::{self, Links, Seen};
 use crate::dra::health::{Report, Reports, State};
+use crate::inventory::sysfs::Sysfs;
 use crate::ledger::{ClaimRecord, Phase};
 use crate::names::SandboxId;
 use crate::netdev::link;
@@ -186,11 +187,12 @@ impl Watcher {
             let deadline = std::time::Instant::now() + DUMPS;
             // Without records the inventory's look at the host is all that counts.
             let on_host = if records.is_empty() { Ok(Arc::default()) } else { list(&host, deadline) };
+            let ports = Sysfs::new(&shared.config.sysfs).rdma_ports();
             let in_pods: Vec<_> = stale.into_iter().map(|(sandbox, netns)| (sandbox, list(&netns, deadline))).collect();
             let is_settled = records == current(&shared.engine);
-            (records, on_host, in_pods, is_settled)
+            (records, on_host, in_pods, ports, is_settled)
         });
-        let (records, host, in_pods, is_settled) = match seen.await {
+        let (records, host, in_pods, ports, is_settled) = match seen.await {
             Ok(seen) => seen,
             Err(error) => {
                 tracing::error!(%error, "looking at the health of devices ended badly");
@@ -204,7 +206,7 @@ impl Watcher {
         }
         if is_settled || is_last_try {
             let seen = self.pods.iter().filter_map(|(sandbox, pod)| Some((sandbox.clone(), pod.links.clone()?)));
-            self.tell(&records, &Links { host, pods: seen.collect() });
+            self.tell(&records, &Links { host, pods: seen.collect(), ports });
         }
         is_settled
     }

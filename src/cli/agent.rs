@@ -100,6 +100,11 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_RESCAN", default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub rescan: u64,
 
+    /// Seconds that prepare waits for a device that another pod is about to give back. (A kubelet tries a refused prepare again only
+    /// after 60 to 90 s, and gives up waiting for an answer after 45.)
+    #[arg(long, env = "DRANIC_WAIT_FOR_DEVICE", default_value_t = 20, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=40))]
+    pub wait_for_device: u64,
+
     /// Where /proc/sys/net can be written: in a container a mount of the host's, as its own is read-only.
     #[arg(long, env = "DRANIC_SYSCTL_DIR", default_value = crate::netdev::sysctl::ROOT, value_name = "DIR")]
     pub sysctl_dir: PathBuf,
@@ -170,6 +175,7 @@ impl AgentArgs {
             on_overrun: self.on_overrun,
             offer: ScanOptions { offer_veth: self.offer_veth, need_default_route: self.need_default_route },
             rescan: Duration::from_secs(self.rescan),
+            wait_for_device: Duration::from_secs(self.wait_for_device),
             sysctl_dir: self.sysctl_dir,
             sysfs: self.sysfs,
         };
@@ -272,6 +278,7 @@ mod tests {
             ("--log-level", "dranic=loud"),
             ("--nri-margin", "0"),
             ("--rescan", "0"),
+            ("--wait-for-device", "41"),
             ("--instance", "../x"),
         ] {
             let args: Vec<&str> = if flag == "--node-name" { vec![] } else { vec!["--node-name", "n"] };

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::names::DeviceName;
 
-pub use service::{KEEP_ALIVE, Service, TIMEOUT};
+pub use service::Service;
 
 /// Longest message, bytes (`ResourceHealthMessageMaxLength`, `k8s.io/api/core/v1`): the kubelet cuts there, also inside a
 /// character.

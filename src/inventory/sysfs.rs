@@ -3,6 +3,7 @@
 //! Every file is read up to 4 KiB, and one that can't be read is as one that is not there. Links that lead out of the tree are
 //! not followed.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -129,6 +130,24 @@ impl Sysfs {
             .collect();
         devices.sort_by(|a, b| (a.name.len(), &a.name).cmp(&(b.name.len(), &b.name)));
         devices
+    }
+
+    /// The ports of each RDMA device, with their states as the kernel spells them: `ACTIVE`, `DOWN`, `INIT`, `ARMED`, ….
+    /// (`ports/N/state` is `4: ACTIVE`; states in `enum ib_port_state`, `rdma/ib_verbs.h`.)
+    #[must_use]
+    pub fn rdma_ports(&self) -> BTreeMap<String, BTreeMap<u32, String>> {
+        let class = self.root.join("class/infiniband");
+        let ports = |name: &str| {
+            let folder = class.join(name).join("ports");
+            let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten().take(ENTRIES_MAX);
+            entries.filter_map(|entry| {
+                let state = text(&entry.path().join("state"))?;
+                let state = state.split_once(':').map_or(state.as_str(), |(_, word)| word.trim());
+                Some((entry.file_name().to_str()?.parse().ok()?, state.to_owned()))
+            })
+        };
+        let devices = self.rdma_devices();
+        devices.iter().map(|device| (device.name.clone(), ports(&device.name).collect())).collect()
     }
 
     /// The PCI function nearest to the device at `path`. A device on a bus of its own that merely hangs behind a PCI function (a

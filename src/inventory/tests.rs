@@ -434,3 +434,17 @@ fn hostile_sysfs_is_read_within_bounds() {
     assert_eq!(scan.devices, []);
     assert!(reason(&scan, "eth0").contains("can't be told"));
 }
+
+#[test]
+fn states_of_rdma_ports_are_read_as_the_kernel_writes_them() {
+    let machine = Machine::new();
+    machine.rdma("pci0000:00/0000:08:00.0", "mlx5_0");
+    machine.rdma("pci0000:00/0000:09:00.0", "mlx5_1");
+    for (port, state) in [("1", "4: ACTIVE\n"), ("2", "1: DOWN\n"), ("x", "4: ACTIVE\n"), ("3", "")] {
+        machine.write(&format!("devices/pci0000:00/0000:08:00.0/infiniband/mlx5_0/ports/{port}/state"), state);
+    }
+    let ports = Sysfs::new(machine.dir.path()).rdma_ports();
+    let expected = [(1, "ACTIVE".to_owned()), (2, "DOWN".to_owned())];
+    assert_eq!(ports["mlx5_0"], expected.into_iter().collect());
+    assert!(ports["mlx5_1"].is_empty(), "{ports:?}");
+}

@@ -76,6 +76,8 @@ fn bad_values(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
         ("--nri-margin", "-5".to_owned(), "DRANIC_NRI_MARGIN"),
         ("--nri-margin", "soon".to_owned(), "DRANIC_NRI_MARGIN"),
         ("--rescan", "0".to_owned(), "DRANIC_RESCAN"),
+        ("--wait-for-device", "41".to_owned(), "DRANIC_WAIT_FOR_DEVICE"),
+        ("--wait-for-device", "a while".to_owned(), "DRANIC_WAIT_FOR_DEVICE"),
         ("--rescan", "99999999999999999999".to_owned(), "DRANIC_RESCAN"),
         ("--sysctl-dir", "sys".to_owned(), "DRANIC_SYSCTL_DIR"),
         ("--log-format", "xml".to_owned(), "DRANIC_LOG_FORMAT"),
@@ -202,6 +204,7 @@ async fn everything_can_be_set_by_the_environment() {
         ("DRANIC_NRI_MARGIN", "200".to_owned()),
         ("DRANIC_OFFER_VETH", "true".to_owned()),
         ("DRANIC_RESCAN", "5".to_owned()),
+        ("DRANIC_WAIT_FOR_DEVICE", "0".to_owned()),
         ("DRANIC_LOG_FORMAT", "json".to_owned()),
         ("DRANIC_LOG", "debug".to_owned()),
     ];

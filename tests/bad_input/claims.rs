@@ -1,5 +1,7 @@
 //! Claims that can't be prepared.
 
+use std::time::Duration;
+
 use dranic_testbed::apiserver::{ClaimConfig, claim_json};
 use dranic_testbed::cluster::{Cluster, NODE, Pod};
 use dranic_testbed::kubelet::Claim;
@@ -159,6 +161,29 @@ async fn a_device_that_never_was_and_names_that_are_none() {
     });
     assert_says(&refusal(&cluster, &huge).await, &["claim default/huge", "5000 allocation results", "32"]);
     node::assert_nothing_done(&cluster, &before).await;
+}
+
+/// As after a pod was deleted by force: the API allocates its device anew while its containers still end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device_of_a_pod_that_is_ending_is_waited_for() {
+    let Some(mut options) = node::options(1) else { return };
+    options.arguments = ["--wait-for-device", "10"].map(str::to_owned).to_vec();
+    let (cluster, _) = node::start_with(options).await;
+    let (a, b) = (cluster.pod("a").unwrap(), cluster.pod("b").unwrap());
+    let first = [cluster.claim("first", &a, &names(0..1), &[]).unwrap()];
+    let second = [cluster.claim("second", &b, &names(0..1), &[]).unwrap()];
+    cluster.prepare(&first).await.unwrap();
+    let begin = std::time::Instant::now();
+    let ends = async {
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        cluster.unprepare(&first).await
+    };
+    let (prepared, ended) = tokio::join!(cluster.prepare(&second), ends);
+    prepared.unwrap();
+    ended.unwrap();
+    let took = begin.elapsed();
+    assert!((Duration::from_millis(1500)..Duration::from_secs(4)).contains(&took), "{took:?}");
+    cluster.unprepare(&second).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use dranic::dra::grpc::{Serving, SocketConfig, serve};
-use dranic::dra::health::{DeviceHealth, KEEP_ALIVE, Report, State, TIMEOUT};
+use dranic::dra::health::{DeviceHealth, Report, State};
 use dranic::dra::proto::health_v1alpha1 as v1alpha1;
 use dranic::dra::{ClaimError, ClaimHandler, PreparedDevice};
 use dranic::ledger::ClaimRef;
@@ -75,7 +75,7 @@ async fn the_kubelet_hears_everything_at_once_every_change_and_again_before_its_
     assert_eq!((seen.service.as_str(), seen.devices.len()), ("v1.DRAResourceHealth", 2));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     for (device, _) in seen.devices.values() {
-        assert_eq!(device.health_check_timeout_seconds, 30);
+        assert_eq!(device.health_check_timeout_seconds, 180);
         assert!(now.abs_diff(device.last_updated_time.try_into().unwrap()) < 60, "{device:?}");
     }
 
@@ -85,15 +85,16 @@ async fn the_kubelet_hears_everything_at_once_every_change_and_again_before_its_
     assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
     wait(&kubelet, "b", HealthStatus::Healthy).await;
 
-    assert!(KEEP_ALIVE * 2 < TIMEOUT, "one message may be lost");
+    // In a stream's first minute; how it goes on is a unit test of the service.
+    let pause = Duration::from_secs(10);
     let before = kubelet.driver_health(DRIVER).unwrap().messages.len();
-    let again = kubelet.wait(KEEP_ALIVE * 2, |_| {
+    let again = kubelet.wait(pause * 2, |_| {
         let messages = kubelet.driver_health(DRIVER)?.messages;
         (messages.len() > before).then_some(messages)
     });
     let messages = again.await.unwrap();
-    let pause = messages[before] - messages[before - 1];
-    assert!(pause > KEEP_ALIVE / 2 && pause < KEEP_ALIVE * 2, "{pause:?}");
+    let seen = messages[before] - messages[before - 1];
+    assert!(seen > pause / 2 && seen < pause * 2, "{seen:?}");
 }
 
 #[tokio::test]

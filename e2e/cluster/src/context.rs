@@ -62,6 +62,7 @@ impl Context {
 
     /// Makes the namespace, with the labels, and waits for its service account: before that it takes no pods.
     pub(crate) async fn open(&self, labels: Value) -> Result<()> {
+        self.namespace_gone().await.context("what an earlier run has left")?;
         let namespaces: Api<Namespace> = Api::all(self.cluster.client.clone());
         let value = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": labels}});
         namespaces.create(&PostParams::default(), &serde_json::from_value(value)?).await?;
@@ -70,11 +71,34 @@ impl Context {
         Ok(())
     }
 
-    /// Deletes the namespace with all that is in it, and waits.
-    pub(crate) async fn close(&self) -> Result<()> {
+    /// Deletes the namespace with all that is in it, and waits until its pods are gone. The rest (claims, service accounts) goes while
+    /// the next scenario runs: it takes the namespace controller five more seconds.
+    pub(crate) async fn leave(&self) -> Result<()> {
+        self.delete_namespace().await?;
+        let pods: Api<Pod> = self.api();
+        // The namespace controller would do it too, one kind after the other.
+        pods.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+        wait(Duration::from_secs(60), "the namespace's pods are gone", || async {
+            let left: Vec<_> = pods.list(&ListParams::default()).await?.iter().map(ResourceExt::name_any).collect();
+            ensure!(left.is_empty(), "still there: {left:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Deletes the namespace, unless it is on its way already.
+    pub(crate) async fn delete_namespace(&self) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.cluster.client.clone());
-        namespaces.delete(&self.namespace, &DeleteParams::default()).await?;
-        wait(Duration::from_secs(60), "the namespace is gone", || async {
+        match namespaces.delete(&self.namespace, &DeleteParams::default()).await {
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+            other => other.map(drop).context("deleting the namespace"),
+        }
+    }
+
+    /// Waits until the API has the namespace no more.
+    pub(crate) async fn namespace_gone(&self) -> Result<()> {
+        let namespaces: Api<Namespace> = Api::all(self.cluster.client.clone());
+        wait(Duration::from_secs(60), &format!("namespace {} is gone", self.namespace), || async {
             ensure!(namespaces.get_opt(&self.namespace).await?.is_none(), "it is still there");
             Ok(())
         })

@@ -75,7 +75,7 @@ async fn one(scenario: &Scenario, body: scenarios::Body, context: &Context) -> R
     let whole = async {
         context.open(json!({"resource.kubernetes.io/admin-access": "true"})).await?;
         body(context.clone()).await?;
-        context.close().await?;
+        context.leave().await?;
         idle(&context.cluster, Duration::from_secs(20)).await?;
         for node in &context.cluster.nodes {
             context.cluster.nics(node, RAILS).await?; // links that the scenario made beside them go
@@ -90,11 +90,7 @@ async fn one(scenario: &Scenario, body: scenarios::Body, context: &Context) -> R
 
 /// After a failure: what is left must not make the next scenario fail.
 async fn close(context: &Context) {
-    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(context.cluster.client.clone());
-    if let Ok(None) = namespaces.get_opt(&context.namespace).await {
-        return;
-    }
-    if let Err(error) = context.close().await {
+    if let Err(error) = context.leave().await {
         println!("        cleaning up: {error:#}");
     }
     for node in &context.cluster.nodes {

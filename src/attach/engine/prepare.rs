@@ -101,6 +101,14 @@ pub enum PrepareReason {
     },
 }
 
+impl PrepareReason {
+    /// Whether another pod has what is wanted, and may give it back by itself.
+    #[must_use]
+    pub const fn is_held(&self) -> bool {
+        matches!(self, Self::Held { .. } | Self::OtherPod { .. })
+    }
+}
+
 impl Engine {
     /// Prepares `claim` for `pod`. The same claim again gives the same record and changes nothing.
     ///

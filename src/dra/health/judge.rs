@@ -1,20 +1,24 @@
 //! What is healthy. Pure.
 //!
 //! The kubelet shows the health of devices that a pod has. For them it is the link in the pod that counts: is it there, is it up,
-//! has it a carrier. A device that is prepared is down because we took it down, so all it can lack is itself.
+//! has it a carrier, and are the ports of its RDMA device active. A device that is prepared is down because we took it down, so all
+//! it can lack is itself.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{DeviceHealth, MESSAGE_MAX, State};
 use crate::attach::engine::locate;
-use crate::inventory::{Device, HardwareId, Scan};
+use crate::inventory::{Attribute, Attributes, Device, HardwareId, Scan};
 use crate::ledger::{ClaimRecord, DeviceRecord, Phase};
 use crate::names::{DeviceName, SandboxId};
 use crate::netdev::Link;
 
 /// Links of one namespace, or why they can't be read.
 pub type Seen = Result<Arc<Vec<Link>>, String>;
+
+/// States of the ports of RDMA devices, by the device's name and the port's number.
+pub type RdmaPorts = BTreeMap<String, BTreeMap<u32, String>>;
 
 /// What was seen. A sandbox whose namespace is not open is not in it.
 #[derive(Debug, Clone)]
@@ -23,6 +27,8 @@ pub struct Links {
     pub host: Seen,
     /// In the sandboxes that have devices.
     pub pods: BTreeMap<SandboxId, Seen>,
+    /// Of the RDMA devices that the host shows.
+    pub ports: RdmaPorts,
 }
 
 /// State and message.
@@ -35,7 +41,7 @@ const HEALTHY: Verdict = (State::Healthy, String::new());
 #[must_use]
 pub fn all<'a>(pool: &str, scan: &Scan, records: impl IntoIterator<Item = &'a ClaimRecord>, links: &Links) -> Vec<DeviceHealth> {
     let free = scan.devices.iter().map(|device| {
-        let (state, message) = free(device);
+        let (state, message) = active(free(device), &device.attributes, &links.ports);
         entry(pool, &device.name, state, message)
     });
     let lent = records.into_iter().flat_map(|record| health(record, links));
@@ -48,10 +54,30 @@ pub fn all<'a>(pool: &str, scan: &Scan, records: impl IntoIterator<Item = &'a Cl
 #[must_use]
 pub fn health(record: &ClaimRecord, links: &Links) -> Vec<DeviceHealth> {
     let judged = record.devices.iter().map(|device| {
-        let (state, message) = lent(device, links);
+        let mut verdict = lent(device, links);
+        if device.phase == Phase::Attached {
+            verdict = active(verdict, &device.attributes, &links.ports);
+        }
+        let (state, message) = verdict;
         entry(&device.pool, &device.device, state, message)
     });
     judged.collect()
+}
+
+/// What it is with its RDMA device in view. A port can only be active over a link that is, so it is looked at where the link is well.
+/// Which of several ports belongs to the link can't be told here: one that is active is enough. In exclusive mode a device that is in
+/// a pod is not in the host's sysfs; then the link alone counts.
+fn active(verdict: Verdict, attributes: &Attributes, ports: &RdmaPorts) -> Verdict {
+    let Some(Attribute::String(name)) = attributes.get("rdmaDevice").filter(|_| verdict.0 == State::Healthy) else {
+        return verdict;
+    };
+    match ports.get(name) {
+        Some(ports) if !ports.is_empty() && ports.values().all(|state| state != "ACTIVE") => {
+            let states: Vec<_> = ports.iter().map(|(number, state)| format!("port {number} of {name} is {state}")).collect();
+            (State::Unhealthy, format!("RDMA port not active: {}", states.join(", ")))
+        }
+        _ => verdict,
+    }
 }
 
 fn entry(pool: &str, device: &DeviceName, state: State, mut message: String) -> DeviceHealth {

@@ -103,7 +103,7 @@ pub(super) async fn force_delete(c: Context) -> Result<()> {
     Ok(())
 }
 
-/// The runner deletes the namespace of each scenario: here with six pods in it.
+/// Nobody deletes the pods but the namespace controller.
 pub(super) async fn namespace_delete(c: Context) -> Result<()> {
     c.template("one", &devices(vec![request("nic")], vec![])).await?;
     for index in 0..6 {
@@ -112,7 +112,8 @@ pub(super) async fn namespace_delete(c: Context) -> Result<()> {
     for index in 0..6 {
         c.running(&format!("pod{index}")).await?;
     }
-    Ok(())
+    c.delete_namespace().await?;
+    c.namespace_gone().await
 }
 
 /// What must not grow.

@@ -42,6 +42,8 @@ impl Agent {
             .arg(dir.join("status.sock"))
             .args(&options.arguments)
             .env("DRANIC_LOG", std::env::var("DRANIC_LOG").unwrap_or_else(|_| "info".to_owned()))
+            // So that refusals are quick; a flag among the arguments wins.
+            .env("DRANIC_WAIT_FOR_DEVICE", "0")
             .env_remove("POD_UID")
             .stdin(Stdio::null())
             .stdout(Stdio::null())

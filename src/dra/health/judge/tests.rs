@@ -72,7 +72,11 @@ fn record(phase: Phase) -> ClaimRecord {
 }
 
 fn links(host: &[Link], pod: Option<Seen>) -> Links {
-    Links { host: Ok(Arc::new(host.to_vec())), pods: pod.into_iter().map(|seen| (sandbox(), seen)).collect() }
+    Links {
+        host: Ok(Arc::new(host.to_vec())),
+        pods: pod.into_iter().map(|seen| (sandbox(), seen)).collect(),
+        ports: RdmaPorts::new(),
+    }
 }
 
 /// State and message of the record's only device.
@@ -128,7 +132,7 @@ fn what_can_not_be_looked_at_is_unknown() {
     assert_says(judged(&record(Phase::Attached), &links(&[], None)), State::Unknown, &["not open"]);
     let unread = links(&[], Some(Err("the kernel did not answer".to_owned())));
     assert_says(judged(&record(Phase::Attached), &unread), State::Unknown, &["the kernel did not answer"]);
-    let no_host = Links { host: Err("no socket".to_owned()), pods: BTreeMap::new() };
+    let no_host = Links { host: Err("no socket".to_owned()), pods: BTreeMap::new(), ports: RdmaPorts::new() };
     assert_says(judged(&record(Phase::Prepared), &no_host), State::Unknown, &["no socket"]);
 }
 
@@ -173,4 +177,37 @@ fn a_long_message_is_cut_between_characters() {
     let (_, text) = judged(&record(Phase::Attached), &long);
     assert!(text.len() <= MESSAGE_MAX && text.len() > MESSAGE_MAX - 2, "{}", text.len());
     assert!(text.ends_with('ü'));
+}
+
+/// A record of a device with an RDMA device.
+fn with_rdma(phase: Phase) -> ClaimRecord {
+    let mut record = record(phase);
+    record.devices[0].attributes.insert("rdmaDevice".to_owned(), Attribute::String("mlx5_0".to_owned()));
+    record
+}
+
+#[test]
+fn rdma_ports_count_where_the_link_is_well() {
+    let seen = |ports: &[(u32, &str)], pod: Link| {
+        let mut links = links(&[link(7, "nic0", 0, "down")], Some(Ok(Arc::new(vec![pod]))));
+        links.ports.insert("mlx5_0".to_owned(), ports.iter().map(|(number, state)| (*number, (*state).to_owned())).collect());
+        links
+    };
+    let well = || link(POD_INDEX, "eth1", UP, "up");
+    let of = |phase, links: &Links| judged(&with_rdma(phase), links);
+
+    assert_says(of(Phase::Attached, &seen(&[(1, "ACTIVE")], well())), State::Healthy, &[]);
+    let down = of(Phase::Attached, &seen(&[(1, "DOWN")], well()));
+    assert_says(down, State::Unhealthy, &["RDMA port not active", "port 1 of mlx5_0 is DOWN"]);
+    assert_says(of(Phase::Attached, &seen(&[(1, "INIT"), (2, "ACTIVE")], well())), State::Healthy, &[]);
+    let both = of(Phase::Attached, &seen(&[(1, "INIT"), (2, "DOWN")], well()));
+    assert_says(both, State::Unhealthy, &["port 1 of mlx5_0 is INIT", "port 2 of mlx5_0 is DOWN"]);
+    // The link is what is to be mended first.
+    let link_down = of(Phase::Attached, &seen(&[(1, "DOWN")], link(POD_INDEX, "eth1", 0, "down")));
+    assert_says(link_down, State::Unhealthy, &["link down"]);
+    // Taken down by us.
+    assert_says(of(Phase::Prepared, &seen(&[(1, "DOWN")], well())), State::Healthy, &[]);
+    // Moved into the pod, or another device's.
+    assert_says(of(Phase::Attached, &links(&[], Some(Ok(Arc::new(vec![well()]))))), State::Healthy, &[]);
+    assert_says(judged(&record(Phase::Attached), &seen(&[(1, "DOWN")], well())), State::Healthy, &[]);
 }
