@@ -158,7 +158,8 @@ async fn a_pod_that_ends_while_the_agent_is_away_keeps_nothing_and_blocks_nobody
     end(&cluster, &sandbox, &claims).await;
     let one: Before = before.into_iter().filter(|(name, _)| name == "nic0").collect();
     node::assert_as_before(&cluster, &one);
-    assert!(cluster.device("nic0").is_ok() && cluster.device("nic1").is_err(), "what is gone is not offered");
+    let offered = || cluster.device("nic0").is_ok() && cluster.device("nic1").is_err();
+    until(LIMIT, "what is back is offered, and what is gone is not", offered).await;
     assert!(!cluster.log().contains("could not be attached"), "{}", cluster.log());
 }
 
