@@ -25,9 +25,6 @@ mkdir -p "$S/pki"
 S=$(cd "$S" && pwd -P)
 echo "$S/bin:$cache/bin-$containerd:$cache/kube-${K8S:-1.37.2}:$cache/bin" >"$S/path"
 minor=$(cut -d . -f 2 <<<"${K8S:-1.37.2}")
-# What is tested and was not on by default in older releases; the same for API server and kubelet.
-features=
-[ "$minor" -ge 36 ] || features=ResourceHealthStatus
 service=10.96.0.1
 address() { echo "192.168.77.${1#node}"; }   # of node1, node2
 all=$(seq -f 'node%.0f' "$nodes")
@@ -168,7 +165,7 @@ control_plane() {
     --service-account-key-file="$p/accounts.pub" --service-account-signing-key-file="$p/accounts.key" \
     --service-cluster-ip-range=10.96.0.0/16 --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction \
     --allow-privileged=true --kubelet-client-certificate="$p/apiserver-kubelet.crt" --kubelet-client-key="$p/apiserver-kubelet.key" \
-    --kubelet-certificate-authority="$p/ca.crt" --kubelet-preferred-address-types=InternalIP ${features:+--feature-gates=$features=true} ${APISERVER_ARGS-}
+    --kubelet-certificate-authority="$p/ca.crt" --kubelet-preferred-address-types=InternalIP ${APISERVER_ARGS-}
   define node1 kube-controller-manager kube-controller-manager --kubeconfig="$p/manager.kubeconfig" --leader-elect=false \
     --use-service-account-credentials --service-account-private-key-file="$p/accounts.key" --root-ca-file="$p/ca.crt" --bind-address=127.0.0.1
   define node1 kube-scheduler kube-scheduler --kubeconfig="$p/scheduler.kubeconfig" --leader-elect=false --bind-address=127.0.0.1
@@ -227,7 +224,6 @@ tlsPrivateKeyFile: $S/pki/$1.key
 cgroupDriver: cgroupfs
 cgroupRoot: /$(cgroup "$1")
 failCgroupV1: false
-${features:+featureGates: {$features: true\}}
 $([ "$minor" -lt 35 ] || echo 'crashLoopBackOff: {maxContainerRestartPeriod: 2s}')   # an agent that tests kill is back soon
 failSwapOn: false
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock

@@ -78,6 +78,19 @@ impl Cluster {
         output(&mut self.inside("node1", &["kubectl", "label", "node", node, "--overwrite", label])).await.map(drop)
     }
 
+    /// Gives all agents these flags beside their own, none to take them away; in the same way as the agents were installed.
+    pub(crate) async fn agent_flags(&self, flags: &[&str]) -> Result<()> {
+        if self.scratch.join("node1/daemons/agent").exists() {
+            output(self.script("agent.sh").arg("stop")).await?;
+            return output(self.script("agent.sh").arg("start").env("AGENT_ARGS", flags.join(" "))).await.map(drop);
+        }
+        let chart = self.script_path("../../charts/dranic");
+        let values = format!("agent.extraArgs={}", serde_json::to_string(flags)?);
+        let upgrade =
+            ["helm", "upgrade", "dranic", &chart, "--namespace", "dranic", "--reuse-values", "--wait", "--timeout", "50s"];
+        output(self.inside("node1", &upgrade).args(["--set-json", &values])).await.map(drop)
+    }
+
     /// Brings NICs back that went with a pod's namespace.
     pub(crate) async fn nics(&self, node: &str, count: u32) -> Result<()> {
         output(self.script("nics.sh").arg(node).arg(count.to_string())).await.map(drop)
@@ -87,6 +100,11 @@ impl Cluster {
         let mut command = Command::new(self.scripts.join(name));
         command.env("DRANIC_CLUSTER", &self.scratch);
         command
+    }
+
+    /// Path of a file beside the scripts.
+    pub(crate) fn script_path(&self, name: &str) -> String {
+        self.scripts.join(name).display().to_string()
     }
 
     pub(crate) fn scratch(&self) -> &Path {

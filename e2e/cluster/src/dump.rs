@@ -1,20 +1,27 @@
 //! The state of everything, for whoever looks into a failure.
 
 use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::process::Command;
 
-use crate::cluster::{Cluster, output};
+use crate::cluster::Cluster;
 
 /// Of each log, bytes.
 const LOG_TAIL: usize = 512 * 1024;
+/// Of each command; a part that hangs must not hide the others.
+const COMMAND_LIMIT: Duration = Duration::from_secs(20);
 const DAEMONS: [&str; 7] =
     ["agent", "kubelet", "containerd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "etcd"];
 
-const LINKS: &str = "ip -d address; ip route show table all; ip rule; \
-    for f in /run/netns/*; do [ -e $f ] || continue; echo; echo == $f; nsenter --net=$f ip -d address; \
-    nsenter --net=$f ip route show table all; nsenter --net=$f ip rule; done";
+/// Of every network namespace that a process or a file holds; the node's own first.
+const LINKS: &str = "seen=; for f in /proc/[0-9]*/ns/net /run/netns/*; do \
+    id=$(stat -Lc %i $f 2>/dev/null) || continue; case $seen in *\" $id \"*) continue ;; esac; seen+=\" $id \"; \
+    echo; echo == $f $(tr '\\0' ' ' <${f%/ns/net}/cmdline 2>/dev/null); nsenter --net=$f ip -d address; \
+    nsenter --net=$f ip route show table all; nsenter --net=$f ip rule; nsenter --net=$f ip neigh; done";
+const LEDGER: &str =
+    "find /var/lib/dranic -ls; find /var/lib/dranic -type f | while read -r f; do echo; echo == $f; cat $f; done";
 
 /// Writes everything into `folder`, and gives an excerpt for the console.
 pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str, since: Duration) -> String {
@@ -48,13 +55,16 @@ pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str
             }
         }
         put(format!("{node}-links.txt"), &text(cluster.inside(node, &["bash", "-c", LINKS])).await);
+        put(format!("{node}-devices.txt"), &text(cluster.inside(node, &["dranic", "devices"])).await);
         put(format!("{node}-status.json"), &text(cluster.inside(node, &["dranic", "status", "-o", "json"])).await);
-        put(
-            format!("{node}-ledger.txt"),
-            &text(cluster.inside(node, &["sh", "-c", "head -n -0 /var/lib/dranic/*/* /var/lib/dranic/*"])).await,
-        );
+        put(format!("{node}-ledger.txt"), &text(cluster.inside(node, &["bash", "-c", LEDGER])).await);
         let containers = "ctr -n k8s.io containers ls; ctr -n k8s.io tasks ls; ls -la /run/netns /var/run/cdi";
         put(format!("{node}-containers.txt"), &text(cluster.inside(node, &["sh", "-c", containers])).await);
+    }
+    if let Ok(pid) = std::fs::read_to_string(cluster.scratch().join("fabric/outer.pid")) {
+        let mut command = Command::new("nsenter");
+        command.args(["-t", pid.trim(), "-n", "ip", "-d", "address"]);
+        put("fabric-links.txt".to_owned(), &text(command).await);
     }
     let complaints = format!(
         "since=$(date -u -d '-{seconds} seconds' +%FT%T); for log in {scratch}/node*/log/agent.log; do [ ! -e $log ] || \
@@ -70,10 +80,16 @@ pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str
     excerpt + &text(cluster.inside("node1", &["bash", "-c", &get])).await
 }
 
+/// What `command` writes, also when it fails: half of something is better than nothing here.
 async fn text(mut command: Command) -> String {
-    match output(&mut command).await {
-        Ok(text) => text,
-        Err(error) => format!("{error:#}\n"),
+    let done = command.stdin(Stdio::null()).kill_on_drop(true).output();
+    match tokio::time::timeout(COMMAND_LIMIT, done).await {
+        Ok(Ok(done)) => {
+            let said = [done.stdout, done.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+            if done.status.success() { said } else { format!("{said}{:?}: {}\n", command.as_std(), done.status) }
+        }
+        Ok(Err(error)) => format!("{:?}: {error}\n", command.as_std()),
+        Err(_) => format!("{:?}: takes longer than {} s\n", command.as_std(), COMMAND_LIMIT.as_secs()),
     }
 }
 

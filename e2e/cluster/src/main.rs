@@ -9,6 +9,8 @@ mod inspect;
 mod objects;
 mod runner;
 mod scenarios;
+mod server;
+mod table;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,6 +31,18 @@ struct Args {
     /// Not these.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     skip: Vec<String>,
+
+    /// Only the few that show in less than 90 s whether a cluster works: for each containerd and each Kubernetes.
+    #[arg(long)]
+    smoke: bool,
+
+    /// The pending ones too: they fail until their feature is there.
+    #[arg(long)]
+    pending: bool,
+
+    /// Where the results go as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 
     /// Scratch folder of the cluster.
     #[arg(long, env = "DRANIC_CLUSTER", default_value = "/tmp/dranic-cluster", value_name = "DIR")]

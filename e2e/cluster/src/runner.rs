@@ -11,10 +11,23 @@ use crate::Args;
 use crate::cluster::Cluster;
 use crate::context::{Context, wait};
 use crate::scenarios::{self, Run, Scenario};
+use crate::table::{Outcome, Table};
 use crate::{dump, inspect, objects};
 
 /// NICs of each node.
 pub(crate) const RAILS: u32 = 8;
+
+/// Why a scenario can't run on this cluster.
+#[derive(Debug)]
+pub(crate) struct Skipped(pub(crate) &'static str);
+
+impl std::fmt::Display for Skipped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
 
 /// Runs what `args` choose. Prints one line for each scenario and the sum at the end.
 ///
@@ -30,57 +43,71 @@ pub(crate) async fn run(args: &Args) -> Result<bool> {
     idle(&cluster, Duration::from_secs(60)).await?;
     only_rails(&cluster).await?;
 
-    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    for scenario in scenarios::ALL {
-        let named = |names: &[String]| names.iter().any(|name| scenario.name.contains(name.as_str()));
-        if (!args.only.is_empty() && !named(&args.only)) || named(&args.skip) {
-            continue;
-        }
-        match scenario.run {
-            Run::Later(issue) => {
-                skipped += 1;
-                println!("pending: {} ({issue})", scenario.name);
-            }
-            Run::Now(body) => {
-                let namespace = format!("e2e-{}", scenario.name);
-                let context = Context { cluster: cluster.clone(), namespace, full: args.full, seed };
-                let begin = Instant::now();
-                match one(scenario, body, &context).await {
-                    Ok(()) => {
-                        passed += 1;
-                        println!("ok      {:28} {:6.1} s", scenario.name, begin.elapsed().as_secs_f64());
-                    }
-                    Err(error) => {
-                        failed += 1;
-                        println!("FAILED  {:28} {:6.1} s  {error:#}", scenario.name, begin.elapsed().as_secs_f64());
-                        let folder = args.dump.join(scenario.name);
-                        let excerpt = dump::everything(&cluster, &folder, &context.namespace, begin.elapsed()).await;
-                        println!("        everything is in {}", folder.display());
-                        excerpt.lines().for_each(|line| println!("        {line}"));
-                        if args.keep {
-                            bail!("{} left as it is", context.namespace);
-                        }
-                        close(&context).await;
-                    }
-                }
-            }
+    let mut table = Table::default();
+    for scenario in scenarios::ALL.iter().filter(|scenario| chosen(scenario, args)) {
+        let context = Context { cluster: cluster.clone(), namespace: format!("e2e-{}", scenario.name), full: args.full, seed };
+        let begin = Instant::now();
+        let (body, outcome) = match scenario.run {
+            Run::Now(body) => (Some(body), Outcome::Passed),
+            Run::Later(_, Some(body)) if args.pending => (Some(body), Outcome::NoLongerPending),
+            Run::Later(issue, _) => (None, Outcome::Pending(issue)),
+        };
+        let result = match body {
+            Some(body) => one(scenario, body, &context).await,
+            None => Ok(()),
+        };
+        let outcome = match result {
+            Ok(()) => outcome,
+            Err(error) if error.is::<Skipped>() => Outcome::Skipped(error.to_string()),
+            Err(error) => Outcome::Failed(format!("{error:#}")),
+        };
+        let failed = matches!(outcome, Outcome::Failed(_));
+        table.add(scenario.name, outcome, begin.elapsed());
+        if failed {
+            look_into(args, scenario, &context, begin.elapsed()).await?;
         }
     }
-    println!("{passed} passed, {failed} failed, {skipped} skipped");
-    Ok(failed == 0)
+    if let Some(file) = &args.json {
+        table.write(file, seed)?;
+    }
+    table.print();
+    Ok(table.failed() == 0)
+}
+
+fn chosen(scenario: &Scenario, args: &Args) -> bool {
+    let named = |names: &[String]| names.iter().any(|name| scenario.name.contains(name.as_str()));
+    (args.only.is_empty() || named(&args.only)) && !named(&args.skip) && (!args.smoke || scenario.smoke)
+}
+
+/// After a failure: writes down the state of everything, then cleans up.
+async fn look_into(args: &Args, scenario: &Scenario, context: &Context, since: Duration) -> Result<()> {
+    let folder = args.dump.join(scenario.name);
+    let excerpt = dump::everything(&context.cluster, &folder, &context.namespace, since).await;
+    println!("        everything is in {}", folder.display());
+    excerpt.lines().for_each(|line| println!("        {line}"));
+    if args.keep {
+        bail!("{} left as it is", context.namespace);
+    }
+    close(context).await;
+    Ok(())
 }
 
 /// The scenario with its time limit; its namespace goes, and everything that was lent must be back.
 async fn one(scenario: &Scenario, body: scenarios::Body, context: &Context) -> Result<()> {
     let whole = async {
         context.open(json!({"resource.kubernetes.io/admin-access": "true"})).await?;
-        body(context.clone()).await?;
+        let done = body(context.clone()).await;
+        // What is skipped may have made something before, too.
+        if done.as_ref().is_err_and(|error| !error.is::<Skipped>()) {
+            return done;
+        }
         context.leave().await?;
         idle(&context.cluster, Duration::from_secs(20)).await?;
         for node in &context.cluster.nodes {
             context.cluster.nics(node, RAILS).await?; // links that the scenario made beside them go
         }
-        only_rails(&context.cluster).await
+        only_rails(&context.cluster).await?;
+        done
     };
     match tokio::time::timeout(scenario.limit, whole).await {
         Ok(result) => result,

@@ -1,10 +1,14 @@
 //! All scenarios, in the order they run.
 
 mod basic;
+mod configure;
 mod disturb;
+mod gate;
 mod lifecycle;
 mod peer;
+mod rdma;
 mod report;
+mod webhook;
 
 use std::time::Duration;
 
@@ -23,28 +27,34 @@ pub(crate) struct Scenario {
     pub(crate) about: &'static str,
     /// With clean-up.
     pub(crate) limit: Duration,
+    /// Belongs to the few that `--smoke` runs.
+    pub(crate) smoke: bool,
     pub(crate) run: Run,
 }
 
-/// Whether a scenario can run.
+/// Whether a scenario can pass.
 #[derive(Debug)]
 pub(crate) enum Run {
     Now(Body),
-    /// Its feature belongs to the issue of this title.
-    Later(&'static str),
+    /// Its feature belongs to the issue of this title. It runs with `--pending` only, so that whoever builds the feature has the test.
+    Later(&'static str, Option<Body>),
 }
 
 macro_rules! scenario {
     ($name:literal, $seconds:literal, $body:path, $about:literal) => {
-        Scenario {
-            name: $name,
-            about: $about,
-            limit: Duration::from_secs($seconds),
-            run: Run::Now(|context| Box::pin($body(context))),
-        }
+        scenario!(@ $name, $seconds, false, Run::Now(|context| Box::pin($body(context))), $about)
+    };
+    ($name:literal, smoke $seconds:literal, $body:path, $about:literal) => {
+        scenario!(@ $name, $seconds, true, Run::Now(|context| Box::pin($body(context))), $about)
+    };
+    ($name:literal, later $issue:expr, $seconds:literal, $body:path, $about:literal) => {
+        scenario!(@ $name, $seconds, false, Run::Later($issue, Some(|context| Box::pin($body(context)))), $about)
     };
     ($name:literal, later $issue:expr, $about:literal) => {
-        Scenario { name: $name, about: $about, limit: Duration::ZERO, run: Run::Later($issue) }
+        scenario!(@ $name, 0, false, Run::Later($issue, None), $about)
+    };
+    (@ $name:literal, $seconds:literal, $smoke:literal, $run:expr, $about:literal) => {
+        Scenario { name: $name, about: $about, limit: Duration::from_secs($seconds), smoke: $smoke, run: $run }
     };
 }
 
@@ -55,17 +65,17 @@ const GATE: &str = "The NRI leg, proven against the reference, and a gate that n
 
 /// In the order they run: what others build upon first.
 pub(crate) const ALL: &[Scenario] = &[
-    scenario!("one-nic", 60, basic::one_nic, "a pod with one NIC, as it is on the host, and back"),
-    scenario!("eight-nics", 60, basic::eight_nics, "one claim with eight devices"),
-    scenario!("two-claims", 60, basic::two_claims, "two claims in a pod"),
-    scenario!("class-and-claim-config", 60, basic::class_and_claim, "configuration of DeviceClass and claim combined"),
-    scenario!("both-nodes", 60, basic::both_nodes, "pods on both nodes talk over their NICs"),
+    scenario!("one-nic", smoke 60, basic::one_nic, "a pod with one NIC, as it is on the host, and back"),
+    scenario!("eight-nics", smoke 60, basic::eight_nics, "one claim with eight devices"),
+    scenario!("two-claims", smoke 60, basic::two_claims, "two claims in a pod"),
+    scenario!("class-and-claim-config", smoke 60, basic::class_and_claim, "configuration of DeviceClass and claim combined"),
+    scenario!("both-nodes", smoke 60, basic::both_nodes, "pods on both nodes talk over their NICs"),
     scenario!("first-available", 60, basic::first_available, "prioritized list; configuration of the parent request"),
     scenario!("admin-access", 90, basic::admin_access, "a claim with admin access"),
     scenario!("match-attribute", later CLUSTER, "matchAttribute on pcieRoot and numaNode with a second driver"),
-    scenario!("shared-claim", 120, lifecycle::shared_claim, "two pods share a claim: the second is refused"),
+    scenario!("shared-claim", smoke 120, lifecycle::shared_claim, "two pods share a claim: the second is refused"),
     scenario!("host-network", 60, lifecycle::host_network, "hostNetwork and a claim: a clear event"),
-    scenario!("init-and-sidecar", 90, lifecycle::init_and_sidecar, "init container, sidecar, one container starts again"),
+    scenario!("init-and-sidecar", smoke 90, lifecycle::init_and_sidecar, "init container, sidecar, one container starts again"),
     scenario!("force-delete", 90, lifecycle::force_delete, "a pod deleted with grace period 0"),
     scenario!("namespace-delete", 120, lifecycle::namespace_delete, "a namespace deleted with running pods"),
     scenario!("churn", 900, lifecycle::churn, "50 pods made and deleted again and again: nothing leaks"),
@@ -76,11 +86,11 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("kill-apiserver", 600, disturb::kill_apiserver, "kill -9 of the API server while pods start"),
     scenario!("reboot", later CLUSTER, "the node starts again: state kept, /run wiped, new boot id, links made anew"),
     scenario!("rolling-update", later CLUSTER, "rolling update of the DaemonSet with maxSurge 1 under pod creation"),
-    scenario!("claim-status", 90, report::claim_status, "per device Ready, networkData, data; cleared on release"),
+    scenario!("claim-status", smoke 90, report::claim_status, "per device Ready, networkData, data; cleared on release"),
     scenario!("health", 180, report::link_health, "a link that goes down and up, in the pod's allocatedResourcesStatus"),
-    scenario!("peer-01-address", 60, peer::address, "link renamed with an address of the configuration"),
+    scenario!("peer-01-address", smoke 60, peer::address, "link renamed with an address of the configuration"),
     scenario!("peer-02-odd-name", 60, peer::odd_name, "host link mlx5_6, whose name is no DNS label"),
-    scenario!("peer-03-arp", later CONFIGURE, "arpIgnore and arpAnnounce"),
+    scenario!("peer-03-arp", later CONFIGURE, 90, configure::arp, "arpIgnore and arpAnnounce"),
     scenario!(
         "peer-04-deployment",
         90,
@@ -90,12 +100,12 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("peer-05-route-order", 60, peer::route_order, "a gateway's route before the link-scope route that it needs"),
     scenario!("peer-06-metrics", 60, peer::metrics, "metrics on localhost:9177, seen from the host's network"),
     scenario!("peer-07-mtu-mac", 60, peer::mtu_mac, "name, address, MTU and link-layer address"),
-    scenario!("peer-07-ethtool", later CONFIGURE, "ethtool features by their long names"),
-    scenario!("peer-08-big-tcp", later CONFIGURE, "GSO and GRO sizes"),
-    scenario!("peer-09-tc-filter", later CONFIGURE, "attributes ebpf and tcFilterNames"),
-    scenario!("peer-10-tcx", later CONFIGURE, "attribute tcxProgramNames"),
-    scenario!("peer-11-no-ebpf", later CONFIGURE, "disableEbpfPrograms"),
-    scenario!("peer-12-count", 60, peer::count, "one request with count 2"),
+    scenario!("peer-07-ethtool", later CONFIGURE, 90, configure::ethtool, "ethtool features by their long names"),
+    scenario!("peer-08-big-tcp", later CONFIGURE, 90, configure::big_tcp, "GSO and GRO sizes"),
+    scenario!("peer-09-tc-filter", later CONFIGURE, 90, configure::tc_filter, "attributes ebpf and tcFilterNames"),
+    scenario!("peer-10-tcx", later CONFIGURE, 90, configure::tcx, "attribute tcxProgramNames"),
+    scenario!("peer-11-no-ebpf", later CONFIGURE, 90, configure::no_ebpf, "disableEbpfPrograms"),
+    scenario!("peer-12-count", smoke 60, peer::count, "one request with count 2"),
     scenario!("peer-13-reuse", 120, peer::reuse, "the same NIC again after a Deployment is gone, its address restored by us"),
     scenario!("peer-14-evicted", later CLUSTER, "DaemonSet evicted from one node: its sockets go there, stay on the other"),
     scenario!(
@@ -113,26 +123,29 @@ pub(crate) const ALL: &[Scenario] = &[
         peer::policy_routing,
         "two clients reach each other through a router pod by rules and tables"
     ),
-    scenario!("peer-20-vrf", later CONFIGURE, "the same with a VRF"),
+    scenario!("peer-20-vrf", later CONFIGURE, 120, configure::vrf, "the same with a VRF"),
     scenario!(
         "peer-21-attributes",
         120,
         peer::attributes_stay,
         "attributes in the slice stay while the device is lent and after a restart"
     ),
-    scenario!("peer-22-whereabouts", later CONFIGURE, "a profile whose address comes from a webhook"),
-    scenario!("peer-23-webhook", later CONFIGURE, "attributes and device configuration from a webhook"),
-    scenario!("rdma", later RDMA, "an RDMA device moves with its NIC"),
-    scenario!("gate-agent-dead", later GATE, "no container runs before its NICs are there, also while the agent is dead"),
-    scenario!("gate", later GATE, "an attach that outlasts the runtime's time lets no container through"),
+    scenario!("peer-22-whereabouts", later CONFIGURE, 240, webhook::whereabouts, "a profile whose address comes from a webhook"),
+    scenario!("peer-23-webhook", later CONFIGURE, 240, webhook::provider, "attributes and device configuration from a webhook"),
+    scenario!("rdma", later RDMA, 90, rdma::moves, "an RDMA device moves with its NIC"),
+    scenario!("gate-agent-dead", later GATE, 600, gate::agent_dead, "no container runs before its NICs are there, also while the agent is dead"),
+    scenario!("gate", later GATE, 240, gate::late, "an attach that outlasts the runtime's time lets no container through"),
 ];
 
 /// Prints all.
 pub(crate) fn list() {
     for scenario in ALL {
         match scenario.run {
-            Run::Now(_) => println!("{:28} {:4} s  {}", scenario.name, scenario.limit.as_secs(), scenario.about),
-            Run::Later(issue) => println!("pending: {} ({issue}): {}", scenario.name, scenario.about),
+            Run::Now(_) => {
+                let smoke = if scenario.smoke { "smoke" } else { "" };
+                println!("{:28} {:4} s  {smoke:5}  {}", scenario.name, scenario.limit.as_secs(), scenario.about);
+            }
+            Run::Later(issue, _) => println!("pending: {} ({issue}): {}", scenario.name, scenario.about),
         }
     }
 }

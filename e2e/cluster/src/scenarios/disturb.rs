@@ -12,10 +12,10 @@ use crate::context::{Context, Running, wait};
 use crate::objects::{DRIVER, From, config, devices, pod, request};
 
 /// Small numbers from a seed (Marsaglia's xorshift64, shifts 13, 7, 17): enough for choosing moments, and the same again.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, end: u64) -> u64 {
+    pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

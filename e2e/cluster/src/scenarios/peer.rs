@@ -21,7 +21,7 @@ use crate::objects::{DRIVER, From, IMAGE, by_name, config, devices, pod, request
 const PEER_CLASS: &str = "e2e-multinic";
 
 /// A link of the node, made by `lines` of `ip -batch` after itself; the runner removes it after the scenario.
-async fn host_link(c: &Context, node: &str, name: &str, lines: &[&str]) -> Result<()> {
+pub(super) async fn host_link(c: &Context, node: &str, name: &str, lines: &[&str]) -> Result<()> {
     let mut batch = format!("link add {name} link port7 type macvlan mode bridge\n");
     for line in lines {
         batch += &line.replace("DEV", name);
@@ -32,7 +32,7 @@ async fn host_link(c: &Context, node: &str, name: &str, lines: &[&str]) -> Resul
 }
 
 /// Attributes of the device that is called `name` on the host.
-async fn attributes(c: &Context, node: &str, name: &str) -> Result<BTreeMap<String, Value>> {
+pub(super) async fn attributes(c: &Context, node: &str, name: &str) -> Result<BTreeMap<String, Value>> {
     for slice in slices(c, node).await? {
         for device in slice.spec.devices.unwrap_or_default() {
             let attributes = device.attributes.unwrap_or_default();
@@ -45,7 +45,7 @@ async fn attributes(c: &Context, node: &str, name: &str) -> Result<BTreeMap<Stri
 }
 
 /// A request for the node's link `name`, of the peer's class: everything of the driver.
-async fn request_peer(c: &Context, name: &str) -> Result<Value> {
+pub(super) async fn request_peer(c: &Context, name: &str) -> Result<Value> {
     let class = json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": PEER_CLASS},
         "spec": {"selectors": [{"cel": {"expression": format!("device.driver == \"{DRIVER}\"")}}]}});
     let classes: Api<DeviceClass> = Api::all(c.cluster.client.clone());
@@ -55,7 +55,7 @@ async fn request_peer(c: &Context, name: &str) -> Result<Value> {
 }
 
 /// A pod with the node's link `name`, configured by `parameters`.
-async fn with_link(c: &Context, node: &str, name: &str, parameters: Option<Value>) -> Result<Running> {
+pub(super) async fn with_link(c: &Context, node: &str, name: &str, parameters: Option<Value>) -> Result<Running> {
     let configs = parameters.map(|p| config(&[], p)).into_iter().collect();
     c.claim(&format!("claim-{}", name.replace('_', "-")), &devices(vec![request_peer(c, name).await?], configs)).await?;
     let pod_name = format!("pod-{}", name.replace('_', "-"));

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use serde_json::json;
 
 use crate::context::{Context, wait};
 use crate::objects::{CLASS, From, config, devices, pod, request};
+use crate::runner::Skipped;
 
 async fn reported(c: &Context, claim: &str) -> Result<Vec<AllocatedDeviceStatus>> {
     Ok(c.api::<ResourceClaim>().get(claim).await?.status.unwrap_or_default().devices.unwrap_or_default())
@@ -61,10 +62,13 @@ async fn health(c: &Context, name: &str) -> Result<Vec<String>> {
 
 /// One of two devices of a claim loses its link in the pod and has it again.
 pub(super) async fn link_health(c: Context) -> Result<()> {
+    let version = c.cluster.client.apiserver_version().await?;
+    if version.minor.parse::<u32>().context("the API server's version")? < 36 {
+        bail!(Skipped("ResourceHealthStatus is off by default before Kubernetes 1.36"));
+    }
     let two = json!({"name": "nics", "exactly": {"deviceClassName": CLASS, "count": 2}});
-    // The claim is called as the pod calls it: kubelet 1.34 takes the one name for the other, and shows no health where they differ.
-    c.claim("c0", &devices(vec![two], vec![])).await?;
-    c.pod(&pod("sick", None, &[From::Claim("c0")])).await?;
+    c.template("two", &devices(vec![two], vec![])).await?;
+    c.pod(&pod("sick", None, &[From::Template("two")])).await?;
     let running = c.running("sick").await?;
     let nic = running.nics().await?.remove(0).ifname;
     let expect = async |what: [&str; 2]| {
