@@ -12,7 +12,7 @@ mod standby;
 pub mod status;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::attach::Engine;
 use crate::attach::engine::{DeviceSource, lent};
+use crate::doubles;
 use crate::dra::publisher::{PublishStatus, PublisherConfig};
 use crate::dra::{api, grpc, publisher};
 use crate::inventory::sysfs::Sysfs;
@@ -267,7 +268,7 @@ async fn start(
     reports: Arc<reports::Reports>,
     stop: &CancellationToken,
 ) -> anyhow::Result<Shared> {
-    let boot_id = read_boot_id().context("can't read the boot id")?;
+    let boot_id = doubles::boot_id().context("can't read the boot id")?;
     for file in bad {
         tracing::error!(path = %file.path.display(), reason = %file.reason, "a record can't be read and does not count");
     }
@@ -276,7 +277,7 @@ async fn start(
     let inventory = Inventory::start(
         InventoryConfig {
             netns: host.try_clone()?,
-            sysfs: Sysfs::new(&config.sysfs),
+            sysfs: Sysfs::new(&config.sysfs).with_places(doubles::places()),
             options: config.offer,
             rescan: config.rescan,
         },
@@ -379,11 +380,6 @@ async fn publish(client: kube::Client, shared: Arc<Shared>, stop: CancellationTo
         () = &mut convert => {}
         () = publisher::run(client, config, receiver, shared.published.clone(), stop) => {}
     }
-}
-
-/// Of this boot of the machine.
-fn read_boot_id() -> std::io::Result<String> {
-    Ok(std::fs::read_to_string(Path::new("/proc/sys/kernel/random/boot_id"))?.trim().to_owned())
 }
 
 struct Signals {

@@ -9,6 +9,7 @@ pub mod attach;
 pub mod cli;
 pub mod config;
 mod crash;
+mod doubles;
 pub mod dra;
 pub mod inventory;
 pub mod ledger;

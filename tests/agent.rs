@@ -9,6 +9,8 @@ mod node;
 mod budget;
 #[path = "agent/cli.rs"]
 mod cli;
+#[path = "agent/crio.rs"]
+mod crio;
 #[path = "agent/job.rs"]
 mod job;
 #[path = "agent/late.rs"]

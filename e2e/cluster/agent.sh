@@ -16,8 +16,8 @@ start() {
   mkdir -p "$S/bin"
   install "$program" "$S/bin/dranic"
   # shellcheck disable=SC2086 # AGENT_ARGS is a list of words
-  "$here/daemon.sh" "$n" agent define bash "$here/keep.sh" "$S/bin/dranic" agent --node-name "$n" --driver-name dra.net \
-    --kubeconfig "$S/pki/admin.kubeconfig" ${AGENT_ARGS-}
+  "$here/daemon.sh" "$n" agent define env DRANIC_TEST_SYSFS=/run/dranic/sys bash "$here/keep.sh" "$S/bin/dranic" agent \
+    --node-name "$n" --driver-name dra.net --kubeconfig "$S/pki/admin.kubeconfig" ${AGENT_ARGS-}
   "$here/daemon.sh" "$n" agent start
 }
 

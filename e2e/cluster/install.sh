@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # e2e/cluster/install.sh: the agent on all nodes as a user installs it: the image built on the spot and imported, the chart by helm,
-# a DaemonSet with its own service account and rights. PROFILE=release builds the image from a release build (dev). Nodes without the
+# a DaemonSet with its own service account and rights. PROFILE=release builds the image from a release build (dev), which lacks
+# what the scenarios reboot and match-attribute need (src/doubles.rs). Nodes without the
 # label e2e-agent=yes get no agent: tests take it away that way. More words are handed to helm, such as `--set agent.logLevel=debug`.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -19,5 +20,6 @@ for n in $(cd "$S" && echo node[0-9]*); do
 done
 node node1 helm upgrade --install dranic "$repo/charts/dranic" --namespace dranic --create-namespace --wait --timeout 90s \
   --set "image.tag=$tag,image.pullPolicy=Never,driverName=dra.net" --set-string nodeSelector.e2e-agent=yes \
+  --set-json 'agent.extraEnv=[{"name":"DRANIC_TEST_BOOT_ID","value":"/run/dranic/boot-id"},{"name":"DRANIC_TEST_SYSFS","value":"/run/dranic/sys"}]' \
   --set-string "podAnnotations.e2e-image=$(sha256sum "$tar" | cut -c 1-16)" "$@" >/dev/null   # same tag, other image: pods are made anew
 echo "the agent is installed by helm $(node node1 helm version --template '{{ .Version }}')"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# e2e/cluster/node.sh SCRATCH NODE: process 1 of a node, called by up.sh inside the node's new namespaces.
+# e2e/cluster/node.sh SCRATCH NODE: process 1 of a node, called by world.sh inside the node's new namespaces.
 # Standard paths are bind mounts of the scratch folder, so that paths are those of production and this machine is not touched.
 set -euo pipefail
 scratch=$1 name=$2
@@ -27,6 +27,10 @@ for path in /run /var/lib/{kubelet,containerd,cni,dranic} /etc/{cni,containerd,n
 done
 mount --make-rshared /   # inside the node only: for volumes with mount propagation
 mkdir -p /run/{lock,netns,cdi,nri}
+# Of this start of the node: another one than the machine's, and than before.
+mkdir -p /run/dranic
+cat /proc/sys/kernel/random/uuid >/run/dranic/boot-id
+mount --bind /run/dranic/boot-id /proc/sys/kernel/random/boot_id
 ip link set lo up
 echo 1 >/proc/sys/net/ipv4/ip_forward
 touch "$scratch/$name/ready"

@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
 # e2e/cluster/up.sh: bring a cluster of two nodes up and wait until both are Ready. Programs come from build.sh.
 #
-# A node is one `unshare` (mount, net, pid, uts, ipc): ending its outermost process ends everything in it. node1 has the control
-# plane. node2's only link to node1 is a veth pair; the service address of the API stands on node1, so no kube-proxy is needed.
-# The rails: each node has NICS links nic0, nic1, ... (macvlan on a veth), each on a bridge of its own in a network namespace of its
-# own (the fabric), to which both nodes are joined. They have addresses 10.20.RAIL.NODE/24 and an MTU of 9000.
+# world.sh has what a node is; node1 has the control plane. The rails: each node has NICS links nic0, nic1, ... (macvlan on a veth),
+# each on a bridge of its own in the fabric, to which both nodes are joined. They have addresses 10.20.RAIL.NODE/24 and an MTU of 9000.
 #
 # From the environment: DRANIC_CLUSTER (scratch folder), K8S (see build.sh), CONTAINERD=released|policy|debian (released),
 # NODES (2), NICS (8), KUBELET_V (2), CONTAINERD_LOG (info), NRI_TIMEOUT (like 2s; the runtime's own default), APISERVER_ARGS.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
+. "$here/world.sh"
 
 nodes=${NODES:-2} nics=${NICS:-8} containerd=${CONTAINERD:-released}
 case $containerd in released | policy | debian) ;; *) die "CONTAINERD=$containerd: released, policy or debian" ;; esac
@@ -25,8 +24,6 @@ mkdir -p "$S/pki"
 S=$(cd "$S" && pwd -P)
 echo "$S/bin:$cache/bin-$containerd:$cache/kube-${K8S:-1.37.2}:$cache/bin" >"$S/path"
 minor=$(cut -d . -f 2 <<<"${K8S:-1.37.2}")
-service=10.96.0.1
-address() { echo "192.168.77.${1#node}"; }   # of node1, node2
 all=$(seq -f 'node%.0f' "$nodes")
 
 # --- certificates: one CA, short keys -------------------------------------------------------------------------------------------
@@ -64,88 +61,6 @@ users: [{name: $1, user: {client-certificate-data: $(base64 -w 0 "$1.crt"), clie
 contexts: [{name: dranic, context: {cluster: dranic, user: $1}}]
 current-context: dranic
 Y
-}
-
-# --- nodes and rails ---------------------------------------------------------------------------------------------------------------
-
-pid_of() { cat "$S/$1/init.pid"; }
-
-world() { # world NODE: its namespaces
-  local n=$1 outer
-  mkdir -p "$S/$n"/{log,root,daemons}
-  setsid nohup unshare --mount --net --pid --uts --ipc --fork --mount-proc --kill-child=SIGKILL \
-    bash "$here/node.sh" "$S" "$n" >"$S/$n/log/node.log" 2>&1 </dev/null &
-  outer=$!
-  echo "$outer" >"$S/$n/outer.pid"
-  wait_for 20 "$n's namespaces" test -e "$S/$n/ready" || { cat "$S/$n/log/node.log" >&2; exit 1; }
-  tr -d ' ' <"/proc/$outer/task/$outer/children" >"$S/$n/init.pid"
-  cgroups "$n"
-}
-
-cgroups() { # a cgroup of its own in each hierarchy, so that down.sh knows what to remove
-  local hierarchy group
-  for hierarchy in /sys/fs/cgroup /sys/fs/cgroup/*/; do
-    hierarchy=${hierarchy%/}
-    [ -e "$hierarchy/cgroup.procs" ] && [ ! -L "$hierarchy" ] || continue
-    if [ "$hierarchy" != /sys/fs/cgroup ] && [ -e /sys/fs/cgroup/cgroup.procs ]; then continue; fi   # a group of cgroup v2
-    group=$hierarchy/$(cgroup "$1")
-    mkdir -p "$group"
-    if [ -e "$hierarchy/cgroup.controllers" ]; then
-      for controller in $(cat "$hierarchy/cgroup.controllers"); do
-        echo "+$controller" >"$hierarchy/cgroup.subtree_control" 2>/dev/null || true
-        echo "+$controller" >"$group/cgroup.subtree_control" 2>/dev/null || true
-      done
-    elif [ -e "$group/cpuset.cpus" ]; then
-      cat "$hierarchy/cpuset.cpus" >"$group/cpuset.cpus"
-      cat "$hierarchy/cpuset.mems" >"$group/cpuset.mems"
-    fi
-  done
-}
-cgroup() { echo "dranic-$(basename "$S")-$1"; }
-
-inside() { nsenter -t "$1" -n "${@:2}"; }   # by pid, in the network namespace only
-
-between() { # the nodes' own network
-  inside "$(pid_of node1)" ip -batch - <<B
-link add node0 type veth peer name node0p
-addr add $(address node1)/24 dev node0
-addr add $service/32 dev node0
-link set node0 up
-link set node0p up
-route add default dev node0
-B
-  local n=node2
-  [ "$nodes" -gt 1 ] || return 0
-  inside "$(pid_of node1)" ip -batch - <<B
-link set node0p netns $(pid_of $n)
-route add $(pods_of $n) via $(address $n)
-B
-  inside "$(pid_of $n)" ip -batch - <<B
-link set node0p name node0
-addr add $(address $n)/24 dev node0
-link set node0 up
-route add default via $(address node1)
-B
-}
-pods_of() { echo "10.244.$((${1#node} - 1)).0/24"; }
-
-rails() { # the fabric, and each node's NICs on it
-  mkdir -p "$S/fabric"
-  setsid nohup unshare --net sleep infinity >/dev/null 2>&1 </dev/null &
-  echo $! >"$S/fabric/outer.pid"
-  wait_for 5 "the fabric" bash -c "[ \"\$(readlink /proc/$!/ns/net)\" != \"\$(readlink /proc/self/ns/net)\" ]"
-  local fabric=$! n rail
-  for rail in $(seq 0 $((nics - 1))); do
-    echo "link add rail$rail mtu 9000 type bridge"
-    echo "link set rail$rail up"
-  done | inside "$fabric" ip -batch -
-  for n in $all; do
-    for rail in $(seq 0 $((nics - 1))); do
-      echo "link add $n-$rail mtu 9000 type veth peer name port$rail netns $(pid_of "$n")"
-      echo "link set $n-$rail mtu 9000 master rail$rail up"
-    done | inside "$fabric" ip -batch -
-    "$here/nics.sh" "$n" "$nics"
-  done
 }
 
 # --- programs -----------------------------------------------------------------------------------------------------------------------
@@ -241,9 +156,9 @@ node_ready() { kubectl get node "$1" -o 'jsonpath={.status.conditions[?(@.type==
 
 certificates 2>"$S/pki/log" || { cat "$S/pki/log" >&2; exit 1; }
 say "certificates"
+fabric "$nics"
 for n in $all; do world "$n"; done
-between
-rails
+for n in $all; do links "$n"; done
 say "nodes' namespaces, $nics NICs for each"
 control_plane
 start node1 etcd

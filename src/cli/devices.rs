@@ -51,7 +51,8 @@ struct JsonDevice<'a> {
 
 pub(super) fn run(args: &DevicesArgs) -> Result<(), Failure> {
     let options = ScanOptions { offer_veth: args.offer_veth, need_default_route: args.need_default_route };
-    let scan = watch::once(&Sysfs::new(&args.sysfs), options).map_err(|e| Failure { code: super::EXIT_FAILURE, message: e })?;
+    let scan = watch::once(&Sysfs::new(&args.sysfs).with_places(crate::doubles::places()), options)
+        .map_err(|e| Failure { code: super::EXIT_FAILURE, message: e })?;
     match args.output {
         Output::Json => {
             let devices = scan.devices.iter().map(|d| JsonDevice { name: d.name.as_str(), attributes: &d.attributes }).collect();

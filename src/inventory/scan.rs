@@ -60,6 +60,8 @@ struct Look<'a> {
     snapshot: &'a Snapshot,
     /// By index; none for links that sysfs does not have.
     facts: BTreeMap<u32, Result<Option<LinkFacts>, String>>,
+    /// By index: what attributes say of a link instead, in tests.
+    places: BTreeMap<u32, LinkFacts>,
     rdma: Vec<RdmaFacts>,
     addresses: BTreeMap<u32, Vec<&'a Address>>,
     /// Ids that links had before, by index.
@@ -76,6 +78,7 @@ impl<'a> Look<'a> {
         Self {
             snapshot,
             facts: snapshot.links.iter().map(|link| (link.index, sysfs.link(&link.name, link.index))).collect(),
+            places: snapshot.links.iter().filter_map(|l| Some((l.index, sysfs.place(&l.name, l.index)?))).collect(),
             rdma: sysfs.rdma_devices(),
             addresses,
             previous: known.iter().filter_map(|d| Some((d.link.as_ref()?.index, d.hardware.clone()))).collect(),
@@ -100,7 +103,7 @@ impl<'a> Look<'a> {
             };
             let rdma = attributes::rdma_of(link, facts, &self.rdma);
             let addresses = self.addresses.get(&link.index).map_or(&[][..], Vec::as_slice);
-            let attributes = attributes::of_link(link, facts, addresses, rdma);
+            let attributes = attributes::of_link(link, self.places.get(&link.index).unwrap_or(facts), addresses, rdma);
             scan.devices.push(Device { name, hardware: hardware.clone(), link: Some(link.clone()), attributes });
         }
         sorted(scan)

@@ -17,6 +17,8 @@ const ENTRIES_MAX: usize = 4096;
 #[derive(Debug, Clone)]
 pub struct Sysfs {
     root: PathBuf,
+    /// Root of the tree that says where links are, in tests.
+    places: Option<PathBuf>,
 }
 
 /// A PCI function.
@@ -81,7 +83,19 @@ impl Sysfs {
     /// The tree below `root` (`/sys`).
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { root: root.into(), places: None }
+    }
+
+    /// Where links are (PCI function and root, NUMA node) is said by the tree below `places`, of those that it has. Only attributes
+    /// come from it: what a device is stays what netlink shows, since in a pod there is nothing else to know it by.
+    #[must_use]
+    pub fn with_places(self, places: Option<PathBuf>) -> Self {
+        Self { places, ..self }
+    }
+
+    /// Where the link is, if the tree of places has it.
+    pub(super) fn place(&self, name: &str, index: u32) -> Option<LinkFacts> {
+        Self::new(self.places.as_ref()?).link(name, index).ok().flatten()
     }
 
     /// Path of the root.

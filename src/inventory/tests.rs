@@ -170,6 +170,32 @@ fn a_machine_with_virtual_functions_in_own_domains() {
     assert!(!attributes.contains_key("resource.kubernetes.io/pcieRoot"));
 }
 
+/// A tree of places tells attributes only: the link stays the device it was.
+#[test]
+fn a_link_that_a_test_gives_a_place() {
+    let mut machine = Machine::new();
+    machine.netdev(None, 0, kind("macvlan", "nic0", 1));
+    machine.netdev(None, 0, kind("macvlan", "nic1", 2));
+    let before = machine.scan(&[], None);
+    let mut places = Machine::new();
+    let path = "pci0000:10/0000:10:01.0/0000:11:00.0";
+    places.device(path, "pci", &[("numa_node", "1"), ("vendor", "0x15b3")]);
+    places.netdev(Some(path), 0, nic("nic0", 1));
+    // An index that is another link's by now.
+    places.snapshot.links.push(nic("", 0));
+    places.netdev(Some(path), 0, nic("nic1", 2));
+    let sysfs = |places: &Path| Sysfs::new(machine.dir.path()).with_places(Some(places.to_owned()));
+    let scan = |sysfs| scan::build(Ok(&machine.snapshot), &sysfs, ScanOptions::default(), &[], None);
+    let placed = scan(sysfs(places.dir.path()));
+    assert_eq!(names(&placed), names(&before));
+    assert_eq!(placed.devices[0].hardware, before.devices[0].hardware);
+    let attributes = &placed.devices[0].attributes;
+    assert_eq!(attributes.get("resource.kubernetes.io/pcieRoot"), Some(&text("pci0000:10")));
+    assert_eq!(attributes.get("resource.kubernetes.io/numaNode"), Some(&Attribute::Int(1)));
+    assert_eq!(placed.devices[1], before.devices[1]);
+    assert_eq!(scan(sysfs(&places.dir.path().join("absent"))), before);
+}
+
 /// Two functions a card under one root, SR-IOV capable, one of them with virtual functions.
 #[test]
 fn a_machine_with_physical_functions() {

@@ -78,6 +78,11 @@ impl Cluster {
         output(&mut self.inside("node1", &["kubectl", "label", "node", node, "--overwrite", label])).await.map(drop)
     }
 
+    /// `reboot.sh NODE VERB`: a power cut (`down`), and the node starts again (`up`).
+    pub(crate) async fn reboot(&self, node: &str, verb: &str) -> Result<()> {
+        output(self.script("reboot.sh").args([node, verb])).await.map(drop)
+    }
+
     /// Gives all agents these flags beside their own, none to take them away; in the same way as the agents were installed.
     pub(crate) async fn agent_flags(&self, flags: &[&str]) -> Result<()> {
         if self.scratch.join("node1/daemons/agent").exists() {

@@ -5,6 +5,7 @@
 mod cluster;
 mod context;
 mod dump;
+mod gpu;
 mod inspect;
 mod objects;
 mod runner;

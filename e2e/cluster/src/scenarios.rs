@@ -7,7 +7,9 @@ mod gate;
 mod kills;
 mod lifecycle;
 mod peer;
+mod placement;
 mod rdma;
+mod reboot;
 mod report;
 mod rolling;
 mod stream;
@@ -61,7 +63,6 @@ macro_rules! scenario {
     };
 }
 
-const CLUSTER: &str = "A real cluster in CI: kubelet, API server, scheduler, runtime, and the agent as a user installs it";
 const CONFIGURE: &str = "Every way to configure a NIC, and everything given back";
 const RDMA: &str = "RDMA devices move with their NICs, and we prove it with traffic";
 const GATE: &str = "The NRI leg, proven against the reference, and a gate that nothing gets past";
@@ -75,7 +76,7 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("both-nodes", smoke 60, basic::both_nodes, "pods on both nodes talk over their NICs"),
     scenario!("first-available", 60, basic::first_available, "prioritized list; configuration of the parent request"),
     scenario!("admin-access", 90, basic::admin_access, "a claim with admin access"),
-    scenario!("match-attribute", later CLUSTER, "matchAttribute on pcieRoot and numaNode with a second driver"),
+    scenario!("match-attribute", 240, placement::match_attribute, "matchAttribute on pcieRoot and numaNode with a second driver"),
     scenario!("shared-claim", smoke 120, lifecycle::shared_claim, "two pods share a claim: the second is refused"),
     scenario!("host-network", 60, lifecycle::host_network, "hostNetwork and a claim: a clear event"),
     scenario!("init-and-sidecar", smoke 90, lifecycle::init_and_sidecar, "init container, sidecar, one container starts again"),
@@ -87,7 +88,7 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("kill-kubelet", 1500, kills::kubelet, "kill -9 of the kubelet while pods start"),
     scenario!("kill-containerd", 1500, kills::containerd, "kill -9 of containerd while pods start"),
     scenario!("kill-apiserver", 3000, kills::apiserver, "kill -9 of the API server while pods start"),
-    scenario!("reboot", later CLUSTER, "the node starts again: state kept, /run wiped, new boot id, links made anew"),
+    scenario!("reboot", 300, reboot::reboot, "the node starts again: state kept, /run wiped, new boot id, links made anew"),
     scenario!("rolling-update", 280, rolling::update, "rolling updates of the DaemonSet with maxSurge 1 while pods come and go"),
     scenario!("claim-status", smoke 90, report::claim_status, "per device Ready, networkData, data; cleared on release"),
     scenario!("health", 180, report::link_health, "a link that goes down and up, in the pod's allocatedResourcesStatus"),

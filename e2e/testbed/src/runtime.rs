@@ -95,6 +95,17 @@ impl RuntimeOptions {
             ..Self::new(socket)
         }
     }
+
+    /// CRI-O up to 1.36 (NRI 0.11): an old runtime that remembers its pods over a restart and tells their Stop. The other thing
+    /// that is CRI-O's, Stop when the namespace is gone, is for the test to do: the double makes no namespaces.
+    pub fn crio(socket: impl Into<PathBuf>) -> Self {
+        Self {
+            runtime_name: "cri-o".to_owned(),
+            runtime_version: "1.36.3".to_owned(),
+            forgets_old_pods: false,
+            ..Self::old(socket)
+        }
+    }
 }
 
 /// A plugin in the list.

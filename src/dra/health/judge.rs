@@ -88,7 +88,8 @@ fn entry(pool: &str, device: &DeviceName, state: State, mut message: String) -> 
 
 fn free(device: &Device) -> Verdict {
     match &device.link {
-        None => (State::Unhealthy, "device gone: no link of it is on the host".to_owned()),
+        // The scan is from before its claim ended: a device that is free and gone is in no scan.
+        None => (State::Unknown, "it was given back a moment ago, and is being looked at".to_owned()),
         Some(link) if !link.is_up() => {
             (State::Unknown, format!("{} is administratively down on the host, so nothing is known of its carrier", link.name))
         }
