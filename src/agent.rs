@@ -85,6 +85,8 @@ pub struct AgentConfig {
     pub rescan: Duration,
     /// How long prepare waits for a device that another pod still has.
     pub wait_for_device: Duration,
+    /// Where the runtime mounts network namespaces of pods.
+    pub netns_dir: PathBuf,
     /// `/proc/sys/net`, or a mount of it that can be written.
     pub sysctl_dir: PathBuf,
     /// Root of sysfs.

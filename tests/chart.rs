@@ -60,6 +60,7 @@ const BAD: &[(&str, &str)] = &[
     ("agent.nriMargin=0", "/agent/nriMargin"),
     ("agent.onOverrun=maybe", "/agent/onOverrun"),
     ("agent.rescan=0", "/agent/rescan"),
+    ("agent.waitForDevice=41", "/agent/waitForDevice"),
     ("agent.logFormat=xml", "/agent/logFormat"),
     ("http.address=localhost", "/http/address"),
     ("http.port=70000", "/http/port"),

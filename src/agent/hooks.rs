@@ -1,7 +1,7 @@
 //! What the runtime's hooks do: attach, gate, release.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,6 @@ const DEFER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Longest error text for the runtime, in characters: it becomes a pod event. What the runtime sent (a path) may be of any length.
 const ERROR_MAX: usize = 4096;
-
-/// Where runtimes and CNI mount the namespaces of pods.
-const NETNS_DIR: &str = "/var/run/netns";
 
 /// Whether the runtime's leg is usable.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -73,10 +70,13 @@ impl Hooks {
         if !known.lost {
             return Err(self.no_namespace(known, AttachError::HostNetwork));
         }
-        let ips = known.ips.clone();
-        let look = move || address::namespace_with(Path::new(NETNS_DIR), &ips, deadline);
+        let (dir, ips) = (self.shared.config.netns_dir.clone(), known.ips.clone());
+        let look = move || address::namespace_with(&dir, &ips, deadline);
         let found = self.shared.background.spawn_blocking(look).await.ok().flatten();
-        let Some(path) = found else { return Err(self.no_namespace(known, AttachError::NamespaceLost { dir: NETNS_DIR })) };
+        let Some(path) = found else {
+            let dir = self.shared.config.netns_dir.clone();
+            return Err(self.no_namespace(known, AttachError::NamespaceLost { dir }));
+        };
         tracing::warn!(pod = %known.pod, sandbox = %known.sandbox, path = %path.display(), "the runtime has lost its namespace; found by address");
         Ok(path)
     }

@@ -105,6 +105,10 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_WAIT_FOR_DEVICE", default_value_t = 20, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=40))]
     pub wait_for_device: u64,
 
+    /// Where the runtime mounts network namespaces of pods: to find one again that the runtime itself has lost.
+    #[arg(long, env = "DRANIC_NETNS_DIR", default_value = "/var/run/netns", value_name = "DIR")]
+    pub netns_dir: PathBuf,
+
     /// Where /proc/sys/net can be written: in a container a mount of the host's, as its own is read-only.
     #[arg(long, env = "DRANIC_SYSCTL_DIR", default_value = crate::netdev::sysctl::ROOT, value_name = "DIR")]
     pub sysctl_dir: PathBuf,
@@ -143,6 +147,7 @@ impl AgentArgs {
             ("--nri-socket", &self.nri_socket),
             ("--state-dir", &self.state_dir),
             ("--cdi-dir", &self.cdi_dir),
+            ("--netns-dir", &self.netns_dir),
             ("--sysctl-dir", &self.sysctl_dir),
             ("--status-socket", &self.status_socket),
         ] {
@@ -176,6 +181,7 @@ impl AgentArgs {
             offer: ScanOptions { offer_veth: self.offer_veth, need_default_route: self.need_default_route },
             rescan: Duration::from_secs(self.rescan),
             wait_for_device: Duration::from_secs(self.wait_for_device),
+            netns_dir: self.netns_dir,
             sysctl_dir: self.sysctl_dir,
             sysfs: self.sysfs,
         };
@@ -269,6 +275,7 @@ mod tests {
             ("--nri-socket", "nri.sock"),
             ("--state-dir", "x"),
             ("--cdi-dir", "x"),
+            ("--netns-dir", "x"),
             ("--sysctl-dir", "x"),
             ("--status-socket", &format!("/{}", "x".repeat(200))),
             ("--kubeconfig", "/does/not/exist"),

@@ -65,6 +65,7 @@ fn bad_values(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
         ("--nri-index", "ab".to_owned(), "DRANIC_NRI_INDEX"),
         ("--state-dir", "state".to_owned(), "DRANIC_STATE_DIR"),
         ("--state-dir", String::new(), "DRANIC_STATE_DIR"),
+        ("--netns-dir", "netns".to_owned(), "DRANIC_NETNS_DIR"),
         ("--sysctl-dir", "net".to_owned(), "DRANIC_SYSCTL_DIR"),
         ("--cdi-dir", "./cdi".to_owned(), "DRANIC_CDI_DIR"),
         ("--status-socket", "s.sock".to_owned(), "DRANIC_STATUS_SOCKET"),

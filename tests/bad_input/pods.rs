@@ -1,7 +1,13 @@
 //! Pods that can't have what their claims ask for.
 
+use std::net::IpAddr;
+
 use dranic::ledger::Phase;
+use dranic::netdev::address::{self, Address};
+use dranic::netlink::RouteSocket;
 use dranic_testbed::apiserver::ClaimConfig;
+use dranic_testbed::cluster::Pod;
+use dranic_testbed::fabric::links::{self, soon};
 
 use crate::node::{self, DRIVER, LIMIT, PLUGIN, assert_says, names, until};
 
@@ -23,6 +29,47 @@ async fn a_pod_on_the_hosts_network() {
     }
     node::assert_phase(&cluster, 2, Phase::Prepared);
     cluster.unprepare(&claims).await.unwrap();
+    node::assert_nothing_done(&cluster, &before).await;
+}
+
+/// containerd that was killed between starting a sandbox and writing down its specification goes on with the sandbox.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_the_runtime_has_lost() {
+    let Some((cluster, before)) = node::start(2).await else { return };
+    let (mut pod, other) = (cluster.pod("a").unwrap(), cluster.pod("b").unwrap());
+    let claims = [cluster.claim("c", &pod, &names(0..2), &[]).unwrap()];
+    cluster.prepare(&claims).await.unwrap();
+    let address = |pod: &Pod, last: u8| {
+        let ip = IpAddr::from([10, 244, 0, last]);
+        let mut socket = RouteSocket::open_in(&pod.netns.netns().unwrap()).unwrap();
+        let eth0 = links::find(&mut socket, "eth0").unwrap().index;
+        let request = address::add_request(eth0, &Address::permanent(ip, 24));
+        assert!(socket.pipeline(vec![request], soon()).iter().all(Result::is_ok));
+    };
+    for pod in [&pod, &other] {
+        pod.netns.add_eth0(cluster.node.netns(), &format!("cni-{}", pod.name)).unwrap();
+    }
+    address(&pod, 7);
+    address(&other, 8);
+    cluster.runtime.add_pod(pod.sandbox.clone(), Vec::new());
+
+    // Of nobody, and of both.
+    address(&pod, 9);
+    address(&other, 9);
+    for ips in [vec![], vec!["10.244.0.1"], vec!["nonsense"], vec!["10.244.0.9"]] {
+        pod.sandbox.lost = Some(ips.into_iter().map(str::to_owned).collect());
+        cluster.runtime.add_pod(pod.sandbox.clone(), Vec::new());
+        let error = cluster.runtime.create_container(&pod.sandbox.id, &pod.container("main")).await.error.unwrap();
+        assert_says(&error, &["pod default/a", "does not know the network namespace", "delete the pod"]);
+    }
+    node::assert_phase(&cluster, 2, Phase::Prepared);
+    pod.sandbox.lost = Some(vec!["10.244.0.7".to_owned()]);
+    cluster.runtime.add_pod(pod.sandbox.clone(), Vec::new());
+    let outcome = cluster.runtime.create_container(&pod.sandbox.id, &pod.container("main")).await;
+    assert_eq!(outcome.error, None);
+    node::assert_phase(&cluster, 2, Phase::Attached);
+    assert!(names(0..2).iter().all(|nic| pod.links_up().unwrap().contains(nic)), "{:?}", pod.links_up());
+    node::end(&cluster, &pod, &claims).await;
     node::assert_nothing_done(&cluster, &before).await;
 }
 

@@ -75,7 +75,7 @@ fn foreign_pod(padding: usize) -> Vec<u8> {
     let linux = Some(proto::LinuxPodSandbox { namespaces: vec![linux] });
     let (id, name, uid, namespace) = (spec.id, spec.name, spec.uid, spec.namespace);
     let mut pod = proto::PodSandbox { id, name, uid, namespace, linux, pid: 1, ips: Vec::new() }.encode_to_vec();
-    // Field 10, the IP addresses, which the plugin does not read.
+    // Field 10, the IP addresses: any number of them.
     for address in std::iter::repeat_n("2001:db8:1111:2222:3333:4444:5555:6666", padding / 40) {
         pod.extend([0x52, address.len() as u8]);
         pod.extend(address.as_bytes());

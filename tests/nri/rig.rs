@@ -209,6 +209,7 @@ pub(crate) fn ours(id: &str) -> SandboxSpec {
         namespace: "default".to_owned(),
         netns_path: Some(format!("/run/netns/{id}")),
         padding: 0,
+        lost: None,
     }
 }
 

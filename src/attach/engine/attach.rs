@@ -1,6 +1,6 @@
 //! Attach: all devices of a pod into its sandbox, all or nothing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,12 +22,13 @@ pub enum AttachError {
     HostNetwork,
     /// Killed while it made the sandbox, the runtime goes on with it and does not know its namespaces.
     #[error(
-        "the runtime does not know the network namespace of this sandbox (it was killed while it made it), and none in {dir} has \
-         the pod's address; delete the pod"
+        "the runtime does not know the network namespace of this sandbox (it was killed while it made it), and not exactly one in \
+         {} has the pod's address; delete the pod",
+        dir.display()
     )]
     NamespaceLost {
         /// Where it was looked for.
-        dir: &'static str,
+        dir: PathBuf,
     },
     /// What is recorded is of before a reboot.
     #[error("claim {claim} was prepared before the node was rebooted; the kubelet has to prepare it again")]

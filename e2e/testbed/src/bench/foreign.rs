@@ -48,6 +48,7 @@ pub fn measure(socket: &Path, count: usize) -> Result<Foreign> {
         namespace: "default".to_owned(),
         netns_path: Some("/var/run/netns/cni-0f3b1a52-6d0c-4c55-9f0e-6f8f3a1c9b77".to_owned()),
         padding: PADDING,
+        lost: None,
     };
     let payload = PodRequest { pod: spec.encode(false), container: Vec::new() }.encode_to_vec();
     let mut bytes = request("RunPodSandbox", payload);

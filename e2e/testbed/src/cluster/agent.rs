@@ -38,6 +38,8 @@ impl Agent {
             .arg(dir.join("state"))
             .arg("--cdi-dir")
             .arg(dir.join("cdi"))
+            .arg("--netns-dir")
+            .arg(dir.join("netns"))
             .arg("--status-socket")
             .arg(dir.join("status.sock"))
             .args(&options.arguments)

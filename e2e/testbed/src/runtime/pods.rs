@@ -16,6 +16,8 @@ pub struct SandboxSpec {
     pub namespace: String,
     /// Path of the network namespace; none for a pod on the host's network.
     pub netns_path: Option<String>,
+    /// The pod's addresses, where the runtime was killed while it made the sandbox: they are all that it knows of its namespaces.
+    pub lost: Option<Vec<String>>,
     /// Size of an annotation to add, in bytes.
     pub padding: usize,
 }
@@ -86,6 +88,9 @@ impl SandboxSpec {
         if let Some(path) = &self.netns_path {
             namespaces.push(namespace("network", path));
         }
+        if self.lost.is_some() {
+            namespaces.clear();
+        }
         let pod = proto::PodSandbox {
             id: self.id.clone(),
             name: self.name.clone(),
@@ -93,7 +98,7 @@ impl SandboxSpec {
             namespace: self.namespace.clone(),
             linux: Some(proto::LinuxPodSandbox { namespaces }),
             pid: if stopped { 0 } else { 4711 },
-            ips: Vec::new(),
+            ips: self.lost.clone().unwrap_or_default(),
         };
         let mut bytes = pod.encode_to_vec();
         if self.padding > 0 {
