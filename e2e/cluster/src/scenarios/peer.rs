@@ -141,7 +141,7 @@ pub(super) async fn metrics(c: Context) -> Result<()> {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "metrics"},
         "spec": {"hostNetwork": true, "restartPolicy": "Never", "automountServiceAccountToken": false, "containers": [{
             "name": "main", "image": IMAGE, "imagePullPolicy": "Never",
-            "command": ["/bin/sh", "-c", "printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' | nc 127.0.0.1 9177 | grep -q process_start_time_seconds"]}]},
+            "command": ["/bin/sh", "-c", "wget -q -O - http://127.0.0.1:9177/metrics | grep process_start_time_seconds"]}]},
     });
     c.pod(&value).await?;
     wait(Duration::from_secs(30), "the pod finds the metric", || async {
