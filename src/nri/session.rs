@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prost::Message;
 use tokio::net::UnixStream;
@@ -34,8 +34,13 @@ const STOP_LIMIT: Duration = Duration::from_secs(5);
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
-/// While nobody listens a try costs next to nothing, and pods made before we are back are made without us: be there within a second.
-const LONGEST_DELAY_ABSENT: Duration = Duration::from_millis(800);
+/// While nobody listens: for how long since the runtime was there (or since we began), and how often it is tried then. A try costs 20
+/// microseconds, and pods that a runtime makes after a restart and before we are back are made without us.
+const ABSENT: [(Duration, Duration); 3] = [
+    (Duration::from_secs(30), Duration::from_millis(20)),
+    (Duration::from_secs(300), Duration::from_millis(200)),
+    (Duration::MAX, Duration::from_millis(800)),
+];
 
 /// A name or index no runtime accepts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -101,6 +106,7 @@ enum End {
 pub async fn run<H: SandboxHandler>(config: SessionConfig, handler: Arc<H>, stop: CancellationToken) {
     let mut delay = Backoff::default();
     let mut told = String::new();
+    let mut gone = Instant::now();
     loop {
         let end = tokio::select! {
             connected = UnixStream::connect(&config.socket) => match connected {
@@ -111,12 +117,13 @@ pub async fn run<H: SandboxHandler>(config: SessionConfig, handler: Arc<H>, stop
         };
         let (reason, pause) = match end {
             End::Stopped => return handler.connection(false, "the agent stops"),
-            End::Absent(reason) => (reason, delay.next(LONGEST_DELAY_ABSENT)),
-            End::Failed(reason) => (reason, delay.next(LONGEST_DELAY)),
+            End::Absent(reason) => (reason, absent(gone.elapsed())),
+            End::Failed(reason) => (reason, delay.next()),
             End::Lost(reason) => {
                 delay = Backoff::default();
+                gone = Instant::now();
                 told.clear();
-                (reason, delay.next(LONGEST_DELAY))
+                (reason, delay.next())
             }
         };
         if reason != told {
@@ -223,7 +230,12 @@ async fn finish(server: &mut Server, trunk: &Trunk) {
     let _ = timeout(FLUSH_LIMIT, trunk.closed()).await;
 }
 
-/// Delays between attempts: doubling, shortened by up to a quarter so that the nodes of a cluster do not move in step.
+/// Until the next try, when nobody has listened for so long.
+fn absent(since: Duration) -> Duration {
+    ABSENT.iter().find(|(until, _)| since < *until).map_or(LONGEST_DELAY, |(_, delay)| *delay)
+}
+
+/// Delays between attempts that a runtime refused: doubling, shortened by up to a quarter so that the nodes of a cluster do not move in step.
 #[derive(Debug)]
 struct Backoff {
     delay: Duration,
@@ -236,9 +248,9 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    fn next(&mut self, longest: Duration) -> Duration {
-        let delay = self.delay.min(longest);
-        self.delay = (delay * 2).min(longest);
+    fn next(&mut self) -> Duration {
+        let delay = self.delay;
+        self.delay = (delay * 2).min(LONGEST_DELAY);
         // Each RandomState has other keys; that is all the randomness needed here.
         let random = RandomState::new().hash_one(()) % 256;
         delay - delay / 4 * random as u32 / 256

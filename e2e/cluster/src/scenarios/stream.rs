@@ -14,7 +14,7 @@ use crate::inspect::{self, Link};
 use crate::objects::{From, config, devices, pod, request_link};
 
 /// A pod starts and ends within this, whatever dies meanwhile.
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(240);
 /// The container's first act: it writes down what it sees, before anything else could be done to its NICs.
 const LOOK: &str = "ip -o link >/look; ip -o address >>/look; mv /look /start; \
     trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done";
