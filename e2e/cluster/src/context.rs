@@ -170,8 +170,12 @@ impl Context {
     }
 
     pub(crate) async fn pod_gone(&self, name: &str) -> Result<()> {
+        self.pod_gone_within(name, Duration::from_secs(60)).await
+    }
+
+    pub(crate) async fn pod_gone_within(&self, name: &str, limit: Duration) -> Result<()> {
         let pods: Api<Pod> = self.api();
-        wait(Duration::from_secs(60), &format!("pod {name} is gone"), || async {
+        wait(limit, &format!("pod {name} is gone"), || async {
             ensure!(pods.get_opt(name).await?.is_none(), "it is still there");
             Ok(())
         })

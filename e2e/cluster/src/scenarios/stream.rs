@@ -13,7 +13,8 @@ use crate::context::{Context, Running, wait};
 use crate::inspect::{self, Link};
 use crate::objects::{From, config, devices, pod, request_link};
 
-/// A pod starts and ends within this, whatever dies meanwhile.
+/// A pod starts and ends within this, whatever dies meanwhile. Long: a kubelet whose watches broke several times in a row (the API server
+/// was killed) waits up to a minute for the next, and the API server's node authorizer may deny it the pod until then.
 const LIMIT: Duration = Duration::from_secs(240);
 /// The container's first act: it writes down what it sees, before anything else could be done to its NICs.
 const LOOK: &str = "ip -o link >/look; ip -o address >>/look; mv /look /start; \
@@ -159,7 +160,7 @@ impl Slot {
             }
         })
         .await?;
-        c.pod_gone(name).await?;
+        c.pod_gone_within(name, LIMIT).await?;
         wait(LIMIT, &format!("the NICs of {name} are back"), || self.back(c)).await
     }
 
