@@ -64,7 +64,7 @@ pub(crate) async fn run(args: &Args) -> Result<bool> {
             Err(error) => Outcome::Failed(format!("{error:#}")),
         };
         let failed = matches!(outcome, Outcome::Failed(_));
-        table.add(scenario.name, outcome, begin.elapsed());
+        println!("{}", table.add(scenario.name, outcome, begin.elapsed()));
         tell(&context);
         if failed {
             look_into(args, scenario, &context, begin.elapsed()).await?;
