@@ -139,7 +139,8 @@ tlsPrivateKeyFile: $S/pki/$1.key
 cgroupDriver: cgroupfs
 cgroupRoot: /$(cgroup "$1")
 failCgroupV1: false
-$([ "$minor" -lt 35 ] || echo 'crashLoopBackOff: {maxContainerRestartPeriod: 2s}')   # an agent that tests kill is back soon
+crashLoopBackOff: {maxContainerRestartPeriod: 2s}   # an agent that tests kill is back soon
+$([ "$minor" -ge 35 ] || echo 'featureGates: {KubeletCrashLoopBackOffMax: true}')
 failSwapOn: false
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 evictionHard: {memory.available: "0%", nodefs.available: "0%", nodefs.inodesFree: "0%", imagefs.available: "0%", imagefs.inodesFree: "0%"}
