@@ -34,8 +34,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(5);
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
-/// While nobody listens: for how long since the runtime was there (or since we began), and how often it is tried then. A try costs 20
-/// microseconds, and pods that a runtime makes after a restart and before we are back are made without us.
+/// While nobody listens: for how long since the runtime was there (or since we began), and how often it is tried then. A try is one
+/// system call that fails at once, and pods that a runtime makes after a restart and before we are back are made without us.
 const ABSENT: [(Duration, Duration); 3] = [
     (Duration::from_secs(30), Duration::from_millis(20)),
     (Duration::from_secs(300), Duration::from_millis(200)),
@@ -235,7 +235,8 @@ fn absent(since: Duration) -> Duration {
     ABSENT.iter().find(|(until, _)| since < *until).map_or(LONGEST_DELAY, |(_, delay)| *delay)
 }
 
-/// Delays between attempts that a runtime refused: doubling, shortened by up to a quarter so that the nodes of a cluster do not move in step.
+/// Delays between attempts that a runtime refused: doubling, shortened by up to a quarter so that the nodes of a cluster do not move in
+/// step.
 #[derive(Debug)]
 struct Backoff {
     delay: Duration,
