@@ -9,7 +9,7 @@ use super::{OnOverrun, Shared};
 use crate::attach::{AttachError, AttachTimes};
 use crate::names::{ClaimUid, PodUid, SandboxId};
 use crate::netdev::address;
-use crate::nri::{Container, HookError, Sandbox, SandboxHandler};
+use crate::nri::{Adjustment, Container, HookError, Sandbox, SandboxHandler};
 
 /// Longest an attach may go on behind the gate.
 const DEFER_LIMIT: Duration = Duration::from_secs(60);
@@ -196,7 +196,7 @@ impl SandboxHandler for Hooks {
         self.attach(&known, deadline, false).await
     }
 
-    async fn create_container(&self, sandbox: Sandbox, container: Container, deadline: Instant) -> Result<(), HookError> {
+    async fn create_container(&self, sandbox: Sandbox, container: Container, deadline: Instant) -> Result<Adjustment, HookError> {
         let known = self.known(&sandbox)?;
         // Where everything is in place, this only looks. Else the sandbox was missed, its attach failed, or it still runs: attach now,
         // or wait for it.
@@ -204,7 +204,8 @@ impl SandboxHandler for Hooks {
         self.attach(&known, deadline, true).await?;
         self.shared.engine.check_attached(&known.pod, &known.sandbox).map_err(|missing| {
             self.refuse(&text, format!("it may not start before its NICs are there: {missing}; the kubelet will try again"))
-        })
+        })?;
+        Ok(Adjustment::default())
     }
 
     async fn stop_pod_sandbox(&self, sandbox: Sandbox, _deadline: Instant) {
