@@ -48,7 +48,7 @@ async fn an_explicit_error_fails_the_request_and_keeps_the_plugin() {
     for honours_policy in [false, true] {
         for policy in policies() {
             let (relayed, kept) = outcome(honours_policy, policy, Behaviour::Refuse(4, "no".to_owned())).await;
-            assert_eq!((relayed.error.as_deref(), kept), (Some("rpc error: code = 4 desc = no"), true));
+            assert_eq!((relayed.error.as_deref(), kept), (Some("rpc error: code = DeadlineExceeded desc = no"), true));
         }
     }
 }

@@ -149,10 +149,10 @@ async fn configure(inner: &Inner, connection: &Connection, name: &str) -> Result
         runtime_name: options.runtime_name.clone(),
         runtime_version: options.runtime_version.clone(),
         registration_timeout: milliseconds(options.registration_timeout),
-        request_timeout: milliseconds(options.request_timeout),
+        request_timeout: milliseconds(inner.request_timeout()),
         nri_version: options.nri_version.clone(),
     };
-    let answer = connection.call("Configure", request.encode_to_vec(), options.request_timeout).await?;
+    let answer = connection.call("Configure", request.encode_to_vec(), inner.request_timeout()).await?;
     inner.log.add(name, What::Configured(answer.clone()));
     let answer = proto::ConfigureResponse::decode(&answer[..]).map_err(|error| End::Close(error.to_string()))?;
     if answer.events & !ALL_EVENTS != 0 {
@@ -166,7 +166,7 @@ async fn synchronize(inner: &Inner, connection: &Connection, name: &str) -> Resu
     let start = Instant::now();
     let (pods, containers) = inner.objects();
     for part in parts(pods, containers, inner.options.message_limit - ENVELOPE) {
-        let limit = inner.options.request_timeout.saturating_sub(start.elapsed());
+        let limit = inner.request_timeout().saturating_sub(start.elapsed());
         let answer = connection.call("Synchronize", part.encode_to_vec(), limit).await?;
         let answer = Synchronized::decode(&answer[..]).map_err(|error| End::Close(error.to_string()))?;
         if answer.more != part.more || (part.more && !answer.updates.is_empty()) {
