@@ -14,9 +14,10 @@ dir=$(cd "$dir" && pwd)
 say() { echo "nri-reference: $*" >&2; }
 unavailable() { say "$*"; exit 75; }
 
+export CGO_ENABLED=0 GOFLAGS=-mod=readonly GOTOOLCHAIN=local
 go_wanted=$(sed -n 's/^go //p' "$here/go/go.mod")
 [ -n "$(command -v go)" ] || unavailable "go is missing: the reference is a Go module; install Go $go_wanted or newer"
-go_here=$(GOTOOLCHAIN=local go env GOVERSION)
+go_here=$(go env GOVERSION)
 [ "$(printf '%s\n' "$go_wanted" "${go_here#go}" | sort -V | head -n 1)" = "$go_wanted" ] ||
   unavailable "this is Go ${go_here#go}, the reference needs $go_wanted or newer"
 
@@ -32,9 +33,9 @@ for mod in *.mod; do
   rm -f "$out.stamp"
   tags=nri_no_wasm
   case $version in 0.8.*) tags+=,nri08 ;; esac
-  nice -n 10 env CGO_ENABLED=0 GOFLAGS=-mod=readonly GOTOOLCHAIN=local \
-    go build -modfile="$mod" -tags "$tags" -trimpath -ldflags '-s -w' -o "$out.new" . >&2 ||
-    unavailable "NRI $version does not build here (see above)"
+  # What can't be fetched is a matter of this machine; what does not compile is one of ours.
+  go list -modfile="$mod" -tags "$tags" -deps . >/dev/null || unavailable "the modules of NRI $version can't be had here (see above)"
+  nice -n 10 go build -modfile="$mod" -tags "$tags" -trimpath -ldflags '-s -w' -o "$out.new" . >&2
   mv "$out.new" "$out"
   echo "$stamp" >"$out.stamp"
 done

@@ -88,7 +88,7 @@ async fn a_missing_method_is_tried_as_state_change() {
     let events = double.log().all();
     let asked =
         events.iter().filter_map(|event| if let What::Request { method, .. } = &event.what { Some(&method[..]) } else { None });
-    assert_eq!(asked.collect::<Vec<_>>(), ["StopPodSandbox", "StateChange", "StateChange"]);
+    assert_eq!(asked.collect::<Vec<_>>(), ["StopPodSandbox", "StateChange", "StateChange", "StateChange"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"reflect"
 	"strings"
 	"sync"
@@ -46,8 +45,7 @@ type answer struct {
 	Elapsed int64 `json:"elapsed"`
 	// plugins: "index-name" of each that is connected, in the order of the requests.
 	Plugins []string `json:"plugins"`
-	// create: what all plugins together want.
-	Env     []string `json:"env"`
+	// create: what all plugins together want; a hook is its path and arguments, a device its path.
 	Hooks   []string `json:"hooks"`
 	Devices []string `json:"devices"`
 }
@@ -162,14 +160,11 @@ func create(ctx context.Context, nri *adaptation.Adaptation, c *command, a *answ
 		return err
 	}
 	adjust := made.GetAdjust()
-	for _, env := range adjust.GetEnv() {
-		a.Env = append(a.Env, env.Key+"="+env.Value)
-	}
 	for _, hook := range adjust.GetHooks().GetCreateRuntime() {
 		a.Hooks = append(a.Hooks, strings.Join(append([]string{hook.Path}, hook.Args...), " "))
 	}
 	for _, device := range adjust.GetLinux().GetDevices() {
-		a.Devices = append(a.Devices, fmt.Sprintf("%s %s %d:%d", device.Path, device.Type, device.Major, device.Minor))
+		a.Devices = append(a.Devices, device.Path)
 	}
 	return nil
 }

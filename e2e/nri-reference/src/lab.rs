@@ -152,6 +152,16 @@ impl Lab {
     }
 }
 
+/// Waits until something is so.
+pub(crate) async fn eventually(what: &str, is_so: impl Fn() -> bool) -> Result<()> {
+    let start = Instant::now();
+    while !is_so() {
+        ensure!(start.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    Ok(())
+}
+
 /// A pod of ours whose name is its id; see [`Scripted`] for what names mean.
 pub(crate) fn ours(id: &str) -> SandboxSpec {
     named(id, id)

@@ -45,6 +45,10 @@ pub struct RuntimeOptions {
     /// Whether the plugins' failure policies count, and plugins are not blamed when the runtime's own time is over (NRI 0.12.4 and
     /// later).
     pub honours_policy: bool,
+    /// Events that a plugin may subscribe to; any other bit ends its connection.
+    pub valid_events: i32,
+    /// Whether a plugin's name may have certain characters only, or just must not be empty.
+    pub checks_names: bool,
     /// For one request to one plugin.
     pub request_timeout: Duration,
     /// From the connection to RegisterPlugin.
@@ -74,6 +78,8 @@ impl RuntimeOptions {
             socket: socket.into(),
             dedicated_rpcs: true,
             honours_policy: true,
+            valid_events: 0x3fff,
+            checks_names: true,
             request_timeout: Duration::from_secs(2),
             registration_timeout: Duration::from_secs(5),
             tells_timeouts: true,
@@ -87,12 +93,13 @@ impl RuntimeOptions {
         }
     }
 
-    /// A runtime before NRI 0.12: `StateChange`, no failure policy.
+    /// A runtime with NRI 0.8 (containerd 2.0 and 2.1): `StateChange`, no failure policy.
     pub fn old(socket: impl Into<PathBuf>) -> Self {
-        let (dedicated_rpcs, honours_policy) = (false, false);
         Self {
-            dedicated_rpcs,
-            honours_policy,
+            dedicated_rpcs: false,
+            honours_policy: false,
+            valid_events: 0x07ff,
+            checks_names: false,
             nri_version: String::new(),
             runtime_version: "v2.1.9".to_owned(),
             ..Self::new(socket)
@@ -105,6 +112,8 @@ impl RuntimeOptions {
         Self {
             runtime_name: "cri-o".to_owned(),
             runtime_version: "1.36.3".to_owned(),
+            valid_events: 0x3fff,
+            checks_names: true,
             forgets_old_pods: false,
             ..Self::old(socket)
         }

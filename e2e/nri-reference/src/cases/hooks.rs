@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use dranic::nri::proto;
-use dranic_testbed::runtime::scripted::{Behaviour, Script};
+use dranic_testbed::runtime::scripted::{Behaviour, Script, ScriptedPlugin};
 use dranic_testbed::runtime::{Caller, Kind, SandboxSpec};
 use prost::Message as _;
 
@@ -163,14 +163,25 @@ async fn device_of_two(lab: &mut Lab) -> Result<String> {
 
 async fn unimplemented(lab: &mut Lab) -> Result<String> {
     lab.start(|_| ()).await?;
-    let old = lab.plugin(Script::new("50", "old", None, Behaviour::Refuse(12, "what?".to_owned()))).await?;
-    for kind in [Kind::Run, Kind::Run, Kind::Stop, Kind::Create] {
+    let requests = [Kind::Run, Kind::Run, Kind::Stop, Kind::Create];
+    let methods = |plugin: &ScriptedPlugin| plugin.asked().into_iter().map(|asked| asked.method).collect::<Vec<_>>();
+    let old = lab.plugin(Script::new("50", "old", None, Behaviour::Old)).await?;
+    for kind in requests {
+        lab.fine(kind, &ours("a")).await?;
+    }
+    // Once refused with 12, pod events stay events; CreateContainer has no such way out.
+    let asked = methods(&old);
+    ensure!(asked == ["RunPodSandbox", "StateChange", "StateChange", "StateChange", "CreateContainer"], "{asked:?}");
+    drop(old);
+    let odd = lab.plugin(Script::new("50", "odd", None, Behaviour::Refuse(12, "what?".to_owned()))).await?;
+    lab.has(&["50-odd"]).await?;
+    for kind in requests {
         lab.fails(kind, &ours("a")).await?;
     }
-    let methods: Vec<_> = old.asked().into_iter().map(|asked| asked.method).collect();
-    // Once refused with 12, pod events stay events; CreateContainer has no such way out.
-    ensure!(methods == ["RunPodSandbox", "StateChange", "StateChange", "StateChange", "CreateContainer"], "{methods:?}");
-    lab.has(&["50-old"]).await?;
+    // An event that is refused with 12 is sent a second time.
+    let asked = methods(&odd);
+    ensure!(asked.len() == 7 && asked[1..6].iter().all(|method| method == "StateChange"), "{asked:?}");
+    lab.has(&["50-odd"]).await?;
     Ok(String::new())
 }
 

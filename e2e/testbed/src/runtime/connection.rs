@@ -152,6 +152,9 @@ impl Connection {
         locked(&self.calls).insert(stream, sender);
         let exchange = async {
             self.send(1, &message).await?;
+            if limit.is_zero() {
+                return Err(Failure::Timeout);
+            }
             answer.await.map_err(|_| Failure::Lost(self.reason()))
         };
         let answer = tokio::select! {

@@ -112,15 +112,21 @@ pub(super) async fn relay(inner: &Arc<Inner>, kind: Kind, sandbox: &str, request
 
 impl Round<'_> {
     async fn ask(&self, plugin: &Plugin) -> Result<Vec<u8>, Failure> {
-        let by_event = StateChange { event: self.kind.event(), pod: self.request.pod.clone() };
         // CreateContainer has had an RPC of its own in every version.
-        if self.kind != Kind::Create && plugin.state_change.load(Ordering::Relaxed) {
-            return self.timed_call(plugin, "StateChange", by_event.encode_to_vec()).await;
+        if self.kind == Kind::Create {
+            return self.timed_call(plugin, self.kind.method(), self.request.encode_to_vec()).await;
         }
-        match self.timed_call(plugin, self.kind.method(), self.request.encode_to_vec()).await {
-            Err(Failure::Explicit(UNIMPLEMENTED, _)) if self.kind != Kind::Create => {
+        let by_event = StateChange { event: self.kind.event(), pod: self.request.pod.clone() }.encode_to_vec();
+        let first = if plugin.state_change.load(Ordering::Relaxed) {
+            self.timed_call(plugin, "StateChange", by_event.clone()).await
+        } else {
+            self.timed_call(plugin, self.kind.method(), self.request.encode_to_vec()).await
+        };
+        match first {
+            // Also when it was an event already.
+            Err(Failure::Explicit(UNIMPLEMENTED, _)) if self.inner.options.dedicated_rpcs => {
                 plugin.state_change.store(true, Ordering::Relaxed);
-                self.timed_call(plugin, "StateChange", by_event.encode_to_vec()).await
+                self.timed_call(plugin, "StateChange", by_event).await
             }
             answer => answer,
         }

@@ -34,6 +34,8 @@ pub enum Behaviour {
     WrongType,
     /// With this status.
     Refuse(i32, String),
+    /// As a plugin from before NRI 0.12: it knows pod events as `StateChange` only, and refuses their RPCs as not implemented.
+    Old,
     /// OK with this payload.
     Payload(Vec<u8>),
     /// With these bytes as the message's data, in frames of this shape.
@@ -233,7 +235,8 @@ fn answer(message: &Message, script: &Script, seen: &Seen) -> Option<Answer> {
             response.payload = proto::SynchronizeResponse { more }.encode_to_vec();
         }
         _ => {
-            let asked = Asked { at: Instant::now(), method: request.method, timeout_nano: request.timeout_nano };
+            let method = request.method;
+            let asked = Asked { at: Instant::now(), method: method.clone(), timeout_nano: request.timeout_nano };
             seen.asked.lock().unwrap_or_else(PoisonError::into_inner).push(asked);
             match &script.behaviour {
                 Behaviour::Answer => {}
@@ -241,6 +244,8 @@ fn answer(message: &Message, script: &Script, seen: &Seen) -> Option<Answer> {
                 Behaviour::Silence | Behaviour::Close => return None,
                 Behaviour::WrongType => kind = DATA,
                 Behaviour::Refuse(code, text) => response.status = Some(Status { code: *code, message: text.clone() }),
+                Behaviour::Old if matches!(&*method, "StateChange" | "CreateContainer") => {}
+                Behaviour::Old => response.status = Some(Status { code: super::connection::UNIMPLEMENTED, message: method }),
                 Behaviour::Payload(payload) => response.payload.clone_from(payload),
                 Behaviour::Data(data, shape) => raw = Some((data.clone(), *shape)),
             }
