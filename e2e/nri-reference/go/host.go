@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/nri/pkg/adaptation"
@@ -14,7 +15,7 @@ import (
 // command is one line of input. Times are in milliseconds; 0 means none.
 type command struct {
 	ID uint64 `json:"id"`
-	// One of start, stop, timeout, plugins, run, stop_pod, remove, create.
+	// One of start, stop, timeout, list, plugins, run, stop_pod, remove, create.
 	Op string `json:"op"`
 
 	// start
@@ -24,7 +25,7 @@ type command struct {
 	RegistrationTimeout int64  `json:"registration_timeout"`
 	// start, timeout
 	RequestTimeout int64 `json:"request_timeout"`
-	// start: what Synchronize tells; and so many more pods of one container each, each with so many bytes of annotations.
+	// start, list: what Synchronize tells from now on; and so many more pods of one container each, each with so many bytes of annotations.
 	Pods     []pod `json:"pods"`
 	Generate int   `json:"generate"`
 	Padding  int   `json:"padding"`
@@ -54,6 +55,8 @@ type answer struct {
 type host struct {
 	sync.Mutex
 	nri *adaptation.Adaptation
+	// The newest start or list. Apart, since a start asks for it.
+	listed atomic.Pointer[command]
 }
 
 func (h *host) do(c *command) answer {
@@ -69,6 +72,8 @@ func (h *host) do(c *command) answer {
 		h.stop()
 	case "timeout":
 		adaptation.SetPluginRequestTimeout(milliseconds(c.RequestTimeout))
+	case "list":
+		h.listed.Store(c)
 	case "plugins":
 		a.Plugins, err = h.plugins()
 	default:
@@ -89,8 +94,9 @@ func (h *host) start(c *command) error {
 	}
 	adaptation.SetPluginRegistrationTimeout(milliseconds(c.RegistrationTimeout))
 	adaptation.SetPluginRequestTimeout(milliseconds(c.RequestTimeout))
-	pods, containers := objects(c)
+	h.listed.Store(c)
 	synchronize := func(ctx context.Context, plugin adaptation.SyncCB) error {
+		pods, containers := objects(h.listed.Load())
 		_, err := plugin(ctx, pods, containers)
 		return err
 	}

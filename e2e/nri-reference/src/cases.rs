@@ -1,5 +1,6 @@
 //! The cases: what each is called, what it shows, and where it runs.
 
+mod agent;
 mod chain;
 mod connection;
 mod deadline;
@@ -12,7 +13,7 @@ use anyhow::Result;
 use futures_util::future::BoxFuture;
 
 use crate::lab::Lab;
-use crate::side::Version;
+use crate::side::Side;
 
 /// What a case does; gives a figure or remark for its line, or an empty text.
 pub(crate) type Body = Box<dyn for<'a> Fn(&'a mut Lab) -> BoxFuture<'a, Result<String>> + Send + Sync>;
@@ -26,6 +27,8 @@ pub(crate) enum Cost {
     Heavy,
     /// Much time, of which it sleeps most: on all sides at once.
     Long,
+    /// A node with an agent: beside its like of other sides.
+    Node,
 }
 
 /// A case.
@@ -34,8 +37,8 @@ pub(crate) struct Case {
     /// What it shows, in a few words.
     pub(crate) shows: String,
     pub(crate) cost: Cost,
-    /// On which versions there is something to show.
-    pub(crate) on: fn(Version) -> bool,
+    /// On which sides there is something to show.
+    pub(crate) on: fn(&Side) -> bool,
     pub(crate) body: Body,
 }
 
@@ -52,15 +55,22 @@ impl Case {
         Self { cost, ..self }
     }
 
-    fn only(self, on: fn(Version) -> bool) -> Self {
+    fn only(self, on: fn(&Side) -> bool) -> Self {
         Self { on, ..self }
     }
 }
 
 /// All cases, in the order in which they run.
 pub(crate) fn all() -> Vec<Case> {
-    [matrix::cases(), handshake::cases(), hooks::cases(), frames::cases(), connection::cases(), chain::cases(), deadline::cases()]
-        .into_iter()
-        .flatten()
-        .collect()
+    let rooms = [
+        matrix::cases(),
+        handshake::cases(),
+        hooks::cases(),
+        frames::cases(),
+        connection::cases(),
+        chain::cases(),
+        deadline::cases(),
+        agent::cases(),
+    ];
+    rooms.into_iter().flatten().collect()
 }

@@ -4,13 +4,30 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use dranic_testbed::cluster::{Cluster, Options};
+use dranic_testbed::fabric::{self, NicSpec};
 use dranic_testbed::runtime::scripted::{Script, ScriptedPlugin};
 use dranic_testbed::runtime::{Caller, ContainerSpec, Kind, SandboxSpec};
 use tempfile::TempDir;
 
 use crate::room::{NAME, Room, Scripted};
 use crate::side::{Done, Runtime, Settings, Side};
-use crate::tap::{Call, Tap};
+use crate::tap::{Call, Cut, Tap};
+
+/// What the runtime calls the agent.
+pub(crate) const AGENT: &str = "10-dranic.dev";
+
+/// Why a case can't run on this machine.
+#[derive(Debug)]
+pub(crate) struct Skipped(pub(crate) String);
+
+impl std::fmt::Display for Skipped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
 
 /// For what happens by itself, on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
@@ -21,12 +38,13 @@ pub(crate) struct Lab {
     runtime: Option<Runtime>,
     pub(crate) tap: Option<Tap>,
     pub(crate) room: Option<Room>,
+    pub(crate) cluster: Option<Cluster>,
 }
 
 impl Lab {
     pub(crate) fn new(side: &Side) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("nri-reference-").tempdir()?;
-        Ok(Self { side: side.clone(), folder, runtime: None, tap: None, room: None })
+        Ok(Self { side: side.clone(), folder, runtime: None, tap: None, room: None, cluster: None })
     }
 
     /// Where the reference logs.
@@ -48,8 +66,13 @@ impl Lab {
 
     /// Starts our room, behind the tap, and does not wait for it.
     pub(crate) fn open(&mut self) -> Result<()> {
+        self.open_cut(Vec::new())
+    }
+
+    /// The same, and its first connections are cut so.
+    pub(crate) fn open_cut(&mut self, cuts: Vec<Cut>) -> Result<()> {
         let tapped = self.folder.path().join("tap.sock");
-        self.tap = Some(Tap::start(&tapped, self.socket())?);
+        self.tap = Some(Tap::start(&tapped, self.socket(), cuts)?);
         self.room = Some(Room::start(tapped)?);
         Ok(())
     }
@@ -65,6 +88,39 @@ impl Lab {
         self.start(|_| ()).await?;
         self.open()?;
         self.has(&[NAME]).await
+    }
+
+    /// Starts the runtime side and a scratch node with `nics` NICs and the real agent on it, behind the tap; waits until it is ready.
+    ///
+    /// # Errors
+    /// Also [`Skipped`] where the machine can't have one.
+    pub(crate) async fn agent(&mut self, nics: u32, arguments: &[&str]) -> Result<()> {
+        let program = std::env::current_exe()?.with_file_name("dranic");
+        if !fabric::root() {
+            bail!(Skipped("needs root for network namespaces".to_owned()));
+        }
+        if !program.is_file() {
+            bail!(Skipped(format!("{} is not there: cargo build --bin dranic", program.display())));
+        }
+        self.start(|_| ()).await?;
+        let mut options = Options::new(program, (0..nics).map(nic).collect());
+        options.arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let mut cluster = Cluster::new(options)?;
+        // Where its own double of the runtime was is the tap now.
+        cluster.runtime.stop(true).await;
+        self.tap = Some(Tap::start(&cluster.path("nri.sock"), self.socket(), Vec::new())?);
+        cluster.start_agent()?;
+        cluster.wait_ready(LIMIT * 2).await?;
+        self.cluster = Some(cluster);
+        self.has(&[AGENT]).await
+    }
+
+    pub(crate) fn cluster(&self) -> Result<&Cluster> {
+        self.cluster.as_ref().context("no cluster was made")
+    }
+
+    pub(crate) fn cluster_mut(&mut self) -> Result<&mut Cluster> {
+        self.cluster.as_mut().context("no cluster was made")
     }
 
     /// Connects another plugin and waits until it gets requests.
@@ -150,6 +206,12 @@ impl Lab {
     pub(crate) async fn timeout(&self, limit: Duration) -> Result<()> {
         self.runtime()?.set_request_timeout(limit).await
     }
+}
+
+/// NIC `n` is called `nic<n>`; it is up and has an address.
+fn nic(n: u32) -> NicSpec {
+    let addresses = format!("10.0.{n}.1/24").parse().into_iter().collect();
+    NicSpec { name: format!("nic{n}"), rail: n % 8, up: true, addresses, ..NicSpec::default() }
 }
 
 /// Waits until something is so.

@@ -46,6 +46,13 @@ fn main() -> ExitCode {
         cases::all().iter().for_each(|case| println!("{:24} {}", case.name, case.shows));
         return ExitCode::SUCCESS;
     }
+    // Mounts of scratch nodes are seen by this process and its children only: whatever happens, none stays.
+    if dranic_testbed::fabric::root()
+        && let Err(error) = dranic_testbed::fabric::private_mounts()
+    {
+        eprintln!("dranic-nri-reference: {error:#}");
+        return ExitCode::FAILURE;
+    }
     let result = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

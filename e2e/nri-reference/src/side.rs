@@ -156,6 +156,21 @@ impl Runtime {
         Ok(())
     }
 
+    /// The pods that Synchronize tells from now on.
+    pub(crate) async fn list(&self, pods: &[SandboxSpec]) -> Result<()> {
+        match self {
+            Self::Reference { process, .. } => {
+                let pods: Vec<_> = pods.iter().map(pod_of).collect();
+                current(process).await.must("list", json!({ "pods": pods })).await?;
+            }
+            Self::Double(double) => {
+                double.clear_pods();
+                pods.iter().for_each(|pod| double.add_pod(pod.clone(), Vec::new()));
+            }
+        }
+        Ok(())
+    }
+
     /// Ends it: told to (the socket goes), or killed (the socket stays and refuses).
     pub(crate) async fn down(&self, clean: bool) -> Result<()> {
         match self {

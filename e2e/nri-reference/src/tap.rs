@@ -86,10 +86,10 @@ pub(crate) struct Tap {
 }
 
 impl Tap {
-    /// Listens at `socket` and connects each plugin to `runtime`.
-    pub(crate) fn start(socket: &Path, runtime: PathBuf) -> io::Result<Self> {
+    /// Listens at `socket` and connects each plugin to `runtime`; the first connections are cut so, one each.
+    pub(crate) fn start(socket: &Path, runtime: PathBuf, cuts: Vec<Cut>) -> io::Result<Self> {
         let listener = UnixListener::bind(socket)?;
-        let (heard, stop) = (Arc::new(Heard::default()), CancellationToken::new());
+        let (heard, stop) = (Arc::new(Heard { cuts: cuts.into(), ..Heard::default() }), CancellationToken::new());
         let (hearing, stopped) = (heard.clone(), stop.clone());
         tokio::spawn(async move {
             loop {
@@ -107,11 +107,6 @@ impl Tap {
             }
         });
         Ok(Self { heard, _stop: stop.drop_guard() })
-    }
-
-    /// The next connections are cut so, one each.
-    pub(crate) fn cut_next(&self, cuts: Vec<Cut>) {
-        *locked(&self.heard.cuts) = cuts;
     }
 
     /// Cuts the newest connection now.

@@ -274,6 +274,11 @@ impl RuntimeDouble {
         locked(&self.inner.pods).insert(spec.id, pod);
     }
 
+    /// Takes all pods out of the store, and tells no plugin.
+    pub fn clear_pods(&self) {
+        locked(&self.inner.pods).clear();
+    }
+
     /// The pods in the store.
     pub fn pods(&self) -> Vec<SandboxSpec> {
         locked(&self.inner.pods).values().map(|pod| pod.spec.clone()).collect()

@@ -139,8 +139,7 @@ async fn behind_silent(lab: &mut Lab) -> Result<String> {
 
 async fn cut(lab: &mut Lab, cut: Cut) -> Result<String> {
     lab.start(|_| ()).await?;
-    lab.open()?;
-    lab.tap()?.cut_next(vec![cut.clone(), cut]);
+    lab.open_cut(vec![cut.clone(), cut])?;
     lab.has(&[NAME]).await?;
     lab.fine(Kind::Run, &ours("a")).await?;
     let times = lab.tap()?.connections();

@@ -23,7 +23,7 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("device-twice", "a device that a plugin names twice", |lab| Box::pin(device_twice(lab))),
         Case::new("device-of-two", "a device that two plugins want", |lab| Box::pin(device_of_two(lab))),
         Case::new("unimplemented", "status 12 turns a plugin's requests into events", |lab| Box::pin(unimplemented(lab)))
-            .only(|version| version.dedicated),
+            .only(|side| side.version.dedicated),
         Case::new("load", "64 pods, one after the other", |lab| Box::pin(load(lab))).cost(Cost::Heavy),
     ]
 }

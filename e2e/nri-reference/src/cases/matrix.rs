@@ -105,9 +105,15 @@ async fn request(lab: &Lab, kind: Kind, failure: Failure, policy: Option<Failure
     }
     // What goes on asks the plugins behind, what fails does not.
     if done.error.is_none() {
-        eventually("the next plugin is asked", || !witness.asked().is_empty()).await.with_context(|| format!("{method}: {done:?}"))?;
+        eventually("the next plugin is asked", || !witness.asked().is_empty())
+            .await
+            .with_context(|| format!("{method}: {done:?}"))?;
     }
-    ensure!(witness.asked().is_empty() == done.error.is_some(), "{method}: {done:?}, and the next was asked {:?}", witness.asked());
+    ensure!(
+        witness.asked().is_empty() == done.error.is_some(),
+        "{method}: {done:?}, and the next was asked {:?}",
+        witness.asked()
+    );
     // Once the runtime's own time is over, whoever comes next is blamed, too.
     let blamed = failure == Failure::Deadline && done.error.is_none();
     let witnessed = plugins.iter().any(|name| name == "90-witness");
