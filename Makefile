@@ -10,6 +10,8 @@ NICS ?= 8
 K8S ?= 1.37.2
 CONTAINERD ?= released
 E2E ?=
+# Of make nri-reference; see e2e/nri-reference/README.md.
+NRI ?=
 export K8S CONTAINERD
 # Where `make bench` writes its figures as JSON; empty: to nowhere.
 BENCH_JSON ?=
@@ -17,7 +19,7 @@ BENCH_JSON ?=
 BENCH_ARGS ?=
 export BENCH_JSON
 
-.PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e
+.PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e nri-reference
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -55,6 +57,10 @@ cluster-down: ## end it; nothing of it is left
 e2e: ## run all scenarios on it; ends with "N passed, N failed, N skipped" (E2E="--only NAME", see README of e2e/cluster)
 	@hack/setup.sh cluster
 	@e2e/cluster/e2e.sh $(E2E)
+
+nri-reference: ## run the runtime side of NRI itself against us; ends with "N passed, N failed, N skipped" (NRI="--only NAME", see README of e2e/nri-reference)
+	@hack/setup.sh test
+	@e2e/nri-reference/run.sh $(NRI)
 
 lint: ## check formatting, and clippy without warnings
 	@hack/setup.sh build
