@@ -104,9 +104,8 @@ fn payloads() -> impl Strategy<Value = Vec<u8>> {
     let request = ("[a-z]{0,9}", prop::collection::vec("(MARK)?[A-Z]{1,3}=x", 0..3)).prop_map(move |(uid, env)| {
         proto::CreateContainerRequest { pod: Some(pod(uid)), container: Some(container(env)) }.encode_to_vec()
     });
-    let event = ("[a-z]{0,9}", -1i32..20).prop_map(move |(uid, event)| {
-        proto::StateChangeEvent { event, pod: Some(pod(uid)), container: None }.encode_to_vec()
-    });
+    let event = ("[a-z]{0,9}", -1i32..20)
+        .prop_map(move |(uid, event)| proto::StateChangeEvent { event, pod: Some(pod(uid)), container: None }.encode_to_vec());
     prop_oneof![request, event, prop::collection::vec(any::<u8>(), 0..64)]
 }
 
