@@ -1,11 +1,13 @@
 //! Starts the legs in order, stops them in order; nothing else.
 
+mod attacher;
 mod board;
 mod cdi;
 mod claims;
 mod health;
 mod hooks;
 mod http;
+mod missed;
 mod reports;
 mod sockets;
 mod standby;
@@ -38,6 +40,7 @@ use crate::nri::session::{self, Margin, SessionConfig};
 use crate::telemetry::Metrics;
 
 pub use hooks::NriState;
+pub use missed::OnMissedSandbox;
 
 use board::{Board, Role};
 
@@ -48,6 +51,15 @@ pub enum OnOverrun {
     Defer,
     /// Fail the sandbox and take everything back.
     Fail,
+}
+
+/// How long the runtime is kept waiting for a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// At most so long.
+    For(Duration),
+    /// As long as its deadline allows.
+    Budget,
 }
 
 /// Everything the agent was told, checked.
@@ -67,8 +79,8 @@ pub struct AgentConfig {
     pub nri_socket: PathBuf,
     /// Two digits.
     pub nri_index: String,
-    /// Least time left for an answer.
-    pub nri_margin: Duration,
+    /// Time left for an answer.
+    pub nri_margin: Margin,
     /// Folder of the ledger.
     pub state_dir: PathBuf,
     /// Folder of CDI specs.
@@ -77,8 +89,12 @@ pub struct AgentConfig {
     pub status_socket: PathBuf,
     /// Address of health and metrics.
     pub http_address: SocketAddr,
-    /// What to do at the deadline.
-    pub on_overrun: OnOverrun,
+    /// What to do at the deadline; none: what the guard allows.
+    pub on_overrun: Option<OnOverrun>,
+    /// How long the runtime waits before an attach goes on behind the gate.
+    pub hold: Hold,
+    /// What to do about pods that run without their NICs.
+    pub on_missed_sandbox: OnMissedSandbox,
     /// What is offered.
     pub offer: ScanOptions,
     /// Time between full rescans.
@@ -120,8 +136,25 @@ pub(crate) struct Shared {
     /// The four before it, and what this agent is to another one.
     pub(crate) board: Board,
     pub(crate) reports: Arc<reports::Reports>,
+    pub(crate) attacher: Arc<attacher::Attacher>,
+    /// What to do at the deadline.
+    pub(crate) on_overrun: OnOverrun,
+    pub(crate) client: kube::Client,
+    /// The agent is told to stop.
+    pub(crate) stop: CancellationToken,
     /// Work that outlives the call that began it.
     pub(crate) background: TaskTracker,
+}
+
+impl Shared {
+    /// What holds a container of the pod back until everything is in place in this sandbox; none where the guard can't be used.
+    pub(crate) fn guard_hook(
+        &self,
+        _pod: &crate::names::PodUid,
+        _sandbox: &crate::names::SandboxId,
+    ) -> Option<crate::nri::OciHook> {
+        None
+    }
 }
 
 /// Makes a runtime and runs the agent in it until SIGTERM or SIGINT.
@@ -157,7 +190,7 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     let mut http = JoinSet::new();
     let Some(opened) = open(&config, &board, &mut signals, &mut http, &stop).await? else { return Ok(()) };
     let (reports, waiting) = reports::Reports::new();
-    let shared = Arc::new(start(config, opened, board, reports, &stop).await?);
+    let shared = Arc::new(start(config, opened, board, reports, client.clone(), &stop).await?);
     let status = sockets::serve_status(shared.clone(), stop.clone()).await?;
     let reporting = reports::Reporting::start(&client, &shared, waiting);
     let result = serve(&shared, client, &mut signals, &mut http, &stop).await;
@@ -268,6 +301,7 @@ async fn start(
     (ledger, bad): (Ledger, Vec<Quarantined>),
     board: Board,
     reports: Arc<reports::Reports>,
+    client: kube::Client,
     stop: &CancellationToken,
 ) -> anyhow::Result<Shared> {
     let boot_id = doubles::boot_id().context("can't read the boot id")?;
@@ -299,8 +333,12 @@ async fn start(
         let engine = engine.clone();
         tokio::task::spawn_blocking(move || engine.recover()).await.context("recovery failed")?;
     }
+    let background = TaskTracker::new();
+    let attacher = attacher::Attacher::new(engine.clone(), board.metrics.clone(), reports.clone(), background.clone());
     Ok(Shared {
         metrics: board.metrics.clone(),
+        attacher,
+        on_overrun: config.on_overrun.unwrap_or(OnOverrun::Fail),
         engine,
         inventory,
         nri: board.nri.clone(),
@@ -308,7 +346,9 @@ async fn start(
         published: board.published.clone(),
         board,
         reports,
-        background: TaskTracker::new(),
+        client,
+        stop: stop.clone(),
+        background,
         config,
     })
 }
@@ -335,7 +375,7 @@ fn start_nri(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<std
         shared.config.nri_socket.clone(),
         &shared.config.driver_name,
         &shared.config.nri_index,
-        Margin { least: shared.config.nri_margin, ..Margin::default() },
+        shared.config.nri_margin,
         tokio::runtime::Handle::current(),
     )?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start the NRI leg")?;
