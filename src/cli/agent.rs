@@ -86,7 +86,7 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_ON_OVERRUN", value_enum, value_name = "WHAT")]
     pub on_overrun: Option<OnOverrun>,
 
-    /// With --on-overrun=defer: milliseconds that the runtime, and every pod of the node with it, waits for the NICs of a sandbox before
+    /// When an attach may go on (--on-overrun): milliseconds that the runtime, and every pod of the node with it, waits for the NICs of a sandbox before
     /// the attach goes on behind the gate; 0 never, or `budget`: as long as the runtime's deadline allows.
     #[arg(long, env = "DRANIC_HOLD", default_value = "200", value_name = "MS", value_parser = hold)]
     pub hold: Hold,
