@@ -143,6 +143,32 @@ impl Engine {
     /// # Errors
     /// See [`AttachError`].
     pub fn attach(&self, pod: &PodUid, sandbox: &SandboxId, path: &Path, deadline: Instant) -> Result<AttachTimes, AttachError> {
+        self.attach_to(pod, sandbox, path, None, deadline)
+    }
+
+    /// As [`Engine::attach`], into a namespace that was handed over; `path` is for the record.
+    ///
+    /// # Errors
+    /// See [`AttachError`].
+    pub fn attach_in(
+        &self,
+        pod: &PodUid,
+        sandbox: &SandboxId,
+        path: &Path,
+        netns: Arc<Netns>,
+        deadline: Instant,
+    ) -> Result<AttachTimes, AttachError> {
+        self.attach_to(pod, sandbox, path, Some(netns), deadline)
+    }
+
+    fn attach_to(
+        &self,
+        pod: &PodUid,
+        sandbox: &SandboxId,
+        path: &Path,
+        netns: Option<Arc<Netns>>,
+        deadline: Instant,
+    ) -> Result<AttachTimes, AttachError> {
         let start = Instant::now();
         let Some(guard) = self.pods.lock(pod, deadline) else {
             let why = "the runtime's time for this request ran out, since something else was under way for the pod";
@@ -151,7 +177,7 @@ impl Engine {
         if self.ledger.by_pod(pod).is_empty() {
             return Ok(AttachTimes::default());
         }
-        let outcome = self.attach_locked(&guard, pod, sandbox, path, deadline);
+        let outcome = self.attach_locked(&guard, pod, sandbox, path, netns, deadline);
         match &outcome {
             Ok(times) if times.moves.is_empty() => {}
             Ok(_) => self.observe_pod(pod, &Observed::Attached),
@@ -170,6 +196,7 @@ impl Engine {
         pod: &PodUid,
         sandbox: &SandboxId,
         path: &Path,
+        netns: Option<Arc<Netns>>,
         deadline: Instant,
     ) -> Result<AttachTimes, AttachError> {
         let mut clock = Clock::default();
@@ -177,7 +204,10 @@ impl Engine {
         if let Some(old) = records.iter().find(|record| record.boot_id != self.boot_id) {
             return Err(AttachError::EarlierBoot { claim: old.claim.to_string() });
         }
-        let netns = Arc::new(Netns::open(path).map_err(|e| kernel("opening the pod's network namespace", e))?);
+        let netns = match netns {
+            Some(netns) => netns,
+            None => Arc::new(Netns::open(path).map_err(|e| kernel("opening the pod's network namespace", e))?),
+        };
         if netns.id() == self.host.id() {
             return Err(AttachError::HostNetwork);
         }
