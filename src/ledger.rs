@@ -2,6 +2,7 @@
 
 mod file;
 mod folder;
+pub mod peek;
 pub mod record;
 mod store;
 

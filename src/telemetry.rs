@@ -46,6 +46,10 @@ pub struct Metrics {
     pub standby: Gauge<i64, AtomicI64>,
     /// `dranic_unhealthy_devices`: devices that are gone or have no link.
     pub unhealthy_devices: Gauge<i64, AtomicI64>,
+    /// `dranic_guard_usable`: 1 while containers are held back by the guard.
+    pub guard_usable: Gauge<i64, AtomicI64>,
+    /// `dranic_guards_waiting`: containers whose guard waits for an attach.
+    pub guards_waiting: Gauge<i64, AtomicI64>,
     attach: Family<Outcome, Histogram>,
     forecast: Histogram,
     forecast_error: Family<Sign, Histogram>,
@@ -85,6 +89,8 @@ impl Metrics {
             nri_connected: Gauge::default(),
             standby: Gauge::default(),
             unhealthy_devices: Gauge::default(),
+            guard_usable: Gauge::default(),
+            guards_waiting: Gauge::default(),
             attach: Family::new_with_constructor(histogram),
             forecast: histogram(),
             forecast_error: Family::new_with_constructor(histogram),
@@ -108,6 +114,8 @@ impl Metrics {
         );
         registry.register("standby", "1 while another agent of this node has the state directory", metrics.standby.clone());
         registry.register("unhealthy_devices", "Devices that are gone or have no link", metrics.unhealthy_devices.clone());
+        registry.register("guard_usable", "1 while containers are held back by the guard", metrics.guard_usable.clone());
+        registry.register("guards_waiting", "Containers whose guard waits for an attach", metrics.guards_waiting.clone());
         registry.register_with_unit("attach", "Attaching all devices of a pod", Unit::Seconds, metrics.attach.clone());
         registry.register_with_unit(
             "attach_forecast",

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::Failure;
-use crate::agent::{AgentConfig, Hold, OnMissedSandbox, OnOverrun};
+use super::{EXIT_USAGE, Failure};
+use crate::agent::{AgentConfig, Hold, NeedsGuard, OnMissedSandbox, OnOverrun};
 use crate::dra::{api, grpc};
 use crate::inventory::ScanOptions;
 use crate::names::DNS_LABEL_MAX;
@@ -32,6 +32,15 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
 }
 
 /// Flags of `dranic agent`.
@@ -61,6 +70,11 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_NRI_SOCKET", default_value = "/var/run/nri/nri.sock", value_name = "SOCKET")]
     pub nri_socket: PathBuf,
 
+    /// Whether to use the runtime's NRI. Without it the guard alone has NICs attached, when a container starts, and they are given back
+    /// when the claim is unprepared: for runtimes without NRI, which must have CDI.
+    #[arg(long, env = "DRANIC_NRI", value_enum, default_value = "on", value_name = "WHETHER")]
+    pub nri: Switch,
+
     /// NRI plugin index: two digits, lower ones are asked first.
     #[arg(long, env = "DRANIC_NRI_INDEX", default_value = "10", value_name = "NN")]
     pub nri_index: String,
@@ -76,6 +90,23 @@ pub struct AgentArgs {
     /// Socket that `dranic status` asks; root only.
     #[arg(long, env = "DRANIC_STATUS_SOCKET", default_value = "/run/dranic/dranic.sock", value_name = "SOCKET")]
     pub status_socket: PathBuf,
+
+    /// Socket that guards ask; root only. `gate.sock` beside the status socket where absent. Its path must be the same on the host.
+    #[arg(long, env = "DRANIC_GATE_SOCKET", value_name = "SOCKET")]
+    pub gate_socket: Option<PathBuf>,
+
+    /// Where to put the guard on the host: the program that the OCI runtime runs for each container with a claim, to hold it back until
+    /// its NICs are there. On a file system that is not noexec, and the same path on the host. Empty: no guard.
+    #[arg(long, env = "DRANIC_GUARD_DIR", default_value = "/var/lib/dranic/bin", value_name = "DIR")]
+    pub guard_dir: String,
+
+    /// The guard to put there; `dranic-guard` beside this program where absent.
+    #[arg(long, env = "DRANIC_GUARD_PROGRAM", value_name = "FILE", hide = true)]
+    pub guard_program: Option<PathBuf>,
+
+    /// Seconds that the guard holds a container back before it fails. (The kubelet gives up after 120.)
+    #[arg(long, env = "DRANIC_GUARD_WAIT", default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=110))]
+    pub guard_wait: u64,
 
     /// Address of /healthz, /readyz and /metrics.
     #[arg(long, env = "DRANIC_HTTP_ADDRESS", default_value = "127.0.0.1:9177", value_name = "IP:PORT")]
@@ -158,6 +189,14 @@ impl AgentArgs {
         if self.nri_index.len() != 2 || !self.nri_index.bytes().all(|b| b.is_ascii_digit()) {
             return Err(Failure::usage("--nri-index", format!("{:?} is not two digits, 00 to 99", self.nri_index)));
         }
+        let gate_socket = self.gate_socket.unwrap_or_else(|| self.status_socket.with_file_name("gate.sock"));
+        let guard_dir = Some(PathBuf::from(self.guard_dir)).filter(|dir| !dir.as_os_str().is_empty());
+        if let Some(dir) = &guard_dir {
+            absolute(dir).map_err(|why| Failure::usage("--guard-dir", why))?;
+        }
+        if gate_socket == self.status_socket {
+            return Err(Failure::usage("--gate-socket", "it is the same as --status-socket"));
+        }
         for (flag, path) in [
             ("--kubelet-root", &self.kubelet_root),
             ("--nri-socket", &self.nri_socket),
@@ -166,10 +205,13 @@ impl AgentArgs {
             ("--netns-dir", &self.netns_dir),
             ("--sysctl-dir", &self.sysctl_dir),
             ("--status-socket", &self.status_socket),
+            ("--gate-socket", &gate_socket),
         ] {
             absolute(path).map_err(|why| Failure::usage(flag, why))?;
         }
-        for (flag, path) in [("--nri-socket", &self.nri_socket), ("--status-socket", &self.status_socket)] {
+        for (flag, path) in
+            [("--nri-socket", &self.nri_socket), ("--status-socket", &self.status_socket), ("--gate-socket", &gate_socket)]
+        {
             socket_path(path).map_err(|why| Failure::usage(flag, why))?;
         }
         if let Some(file) = &self.kubeconfig {
@@ -187,11 +229,16 @@ impl AgentArgs {
             kubelet_root: self.kubelet_root,
             instance: self.instance,
             nri_socket: self.nri_socket,
+            nri: self.nri == Switch::On,
             nri_index: self.nri_index,
             nri_margin: Margin { least: Duration::from_millis(self.nri_margin), percent: self.nri_margin_percent },
             state_dir: self.state_dir,
             cdi_dir: self.cdi_dir,
             status_socket: self.status_socket,
+            gate_socket,
+            guard_dir,
+            guard_program: self.guard_program,
+            guard_wait: Duration::from_secs(self.guard_wait),
             http_address: self.http_address,
             on_overrun: self.on_overrun,
             hold: self.hold,
@@ -215,7 +262,10 @@ impl AgentArgs {
 pub(super) fn run(args: AgentArgs) -> Result<(), Failure> {
     let (config, format, filter) = args.check()?;
     crate::telemetry::start_logs(format == LogFormat::Json, filter);
-    crate::agent::run_blocking(config).map_err(|error| Failure::failed(&error))
+    crate::agent::run_blocking(config).map_err(|error| {
+        let failure = Failure::failed(&error);
+        if error.is::<NeedsGuard>() { Failure { code: EXIT_USAGE, ..failure } } else { failure }
+    })
 }
 
 /// `200`, or `budget`.
@@ -327,6 +377,12 @@ mod tests {
             ("--rescan", "0"),
             ("--wait-for-device", "41"),
             ("--instance", "../x"),
+            ("--nri", "perhaps"),
+            ("--gate-socket", "x"),
+            ("--gate-socket", "/run/dranic/dranic.sock"),
+            ("--guard-dir", "x"),
+            ("--guard-wait", "0"),
+            ("--guard-wait", "111"),
         ] {
             let args: Vec<&str> = if flag == "--node-name" { vec![] } else { vec!["--node-name", "n"] };
             let all = ["dranic"].into_iter().chain(args).chain([flag, value]);

@@ -369,7 +369,11 @@ impl Target<'_> {
     fn why_stop(&self) -> Option<&'static str> {
         // The deadline first: a runtime that was told of it stops the sandbox at once, and that is not the cause.
         if Instant::now() >= self.deadline {
-            return Some("the runtime's time for this request ran out");
+            return Some(if self.budget().is_some() {
+                "the runtime's time for this request ran out"
+            } else {
+                "its time ran out"
+            });
         }
         self.guard.is_cancelled(self.sandbox).then_some("the sandbox was stopped")
     }
