@@ -340,7 +340,10 @@ async fn start(
         }
         Err(why) if !config.nri => return Err(NeedsGuard(why).into()),
         Err(why) => {
-            tracing::warn!(why, "no guard: a container whose sandbox was missed is held back only while the runtime asks this agent");
+            tracing::warn!(
+                why,
+                "no guard: a container whose sandbox was missed is held back only while the runtime asks this agent"
+            );
             (None, why)
         }
     };

@@ -176,9 +176,10 @@ fn probes_ask_where_the_agent_listens() {
 
 /// Flags of `dranic agent` that the chart sets in another way, or not at all.
 const NOT_FLAGS_OF_THE_CHART: &[&str] = &[
-    "node-name",  // NODE_NAME, from the pod's spec
-    "instance",   // POD_UID, likewise
-    "kubeconfig", // the service account
+    "node-name",   // NODE_NAME, from the pod's spec
+    "instance",    // POD_UID, likewise
+    "kubeconfig",  // the service account
+    "gate-socket", // beside the status socket, whose folder is mounted
     "help",
 ];
 

@@ -226,7 +226,10 @@ fn now(engine: &Engine, request: &Request, netns: NetnsId) -> Now {
             // The runtime's own id, where the guard was not told it.
             sandbox = attachment.sandbox.clone();
         } else if Netns::open(&attachment.netns_path).is_ok_and(|other| other.id() == attachment.netns) {
-            return Now::Wait(format!("its NICs are in another sandbox of the pod, {}, which has not ended yet", attachment.sandbox));
+            return Now::Wait(format!(
+                "its NICs are in another sandbox of the pod, {}, which has not ended yet",
+                attachment.sandbox
+            ));
         }
     }
     Now::Attach(sandbox)

@@ -21,8 +21,7 @@ const WRITE_LIMIT: Duration = Duration::from_secs(5);
 /// Binds the socket and serves until `stop`; then removes it.
 pub(super) async fn serve_status(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<tokio::task::JoinHandle<()>> {
     let path = shared.config.status_socket.clone();
-    let bound =
-        standby::bind(&shared.board, &stop, || std::future::ready(bind(&path)), is_taken).await;
+    let bound = standby::bind(&shared.board, &stop, || std::future::ready(bind(&path)), is_taken).await;
     let bound = bound.with_context(|| format!("--status-socket {} can't be bound", path.display()))?;
     Ok(tokio::spawn(async move {
         let Some(listener) = bound else { return };

@@ -193,11 +193,9 @@ impl AgentArgs {
         ] {
             absolute(path).map_err(|why| Failure::usage(flag, why))?;
         }
-        for (flag, path) in [
-            ("--nri-socket", &self.nri_socket),
-            ("--status-socket", &self.status_socket),
-            ("--gate-socket", &gate_socket),
-        ] {
+        for (flag, path) in
+            [("--nri-socket", &self.nri_socket), ("--status-socket", &self.status_socket), ("--gate-socket", &gate_socket)]
+        {
             socket_path(path).map_err(|why| Failure::usage(flag, why))?;
         }
         if let Some(file) = &self.kubeconfig {

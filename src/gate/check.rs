@@ -71,7 +71,8 @@ pub fn check(records: &[ClaimRecord], seen: &Seen<'_>) -> Verdict {
     if let Some(lack) = lack(absent.collect()) {
         return Verdict::Lacking(lack);
     }
-    let changed = devices().filter_map(|(record, device)| Some((record, device, changed(device, absent_link(device, seen)?, seen)?)));
+    let changed =
+        devices().filter_map(|(record, device)| Some((record, device, changed(device, absent_link(device, seen)?, seen)?)));
     lack(changed.collect()).map_or(Verdict::Complete, Verdict::Altered)
 }
 

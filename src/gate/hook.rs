@@ -78,7 +78,10 @@ mod tests {
         let hook = guard.hook(std::slice::from_ref(&claim), Some((&pod, &sandbox)));
         assert_eq!((hook.path.to_str(), hook.timeout), (Some("/opt/dranic-guard"), Duration::from_secs(14)));
         let Ok(Command::Guard(read)) = parse(hook.args.into_iter().skip(1).map(Into::into)) else { panic!("not read") };
-        assert_eq!((read.driver, read.state_dir, read.socket), (guard.driver.clone(), guard.state_dir.clone(), guard.socket.clone()));
+        assert_eq!(
+            (read.driver, read.state_dir, read.socket),
+            (guard.driver.clone(), guard.state_dir.clone(), guard.socket.clone())
+        );
         assert_eq!((read.wait, read.claims, read.pod, read.sandbox), (guard.wait, vec![claim], Some(pod), Some(sandbox)));
         let hook = GuardUse { wait: args::WAIT, ..guard }.hook(&[], None);
         assert!(!hook.args.iter().any(|arg| arg == "--wait" || arg == "--pod"), "{hook:?}");

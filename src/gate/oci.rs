@@ -74,7 +74,8 @@ pub fn parse(bytes: &[u8]) -> Result<State, String> {
     }
     let find = |keys: [&str; 2]| keys.iter().find_map(|key| said.get(*key)).map(String::as_str);
     let shown = |text: &str| text.chars().filter(|c| !c.is_control()).take(NAME_MAX).collect::<String>();
-    let pod_name = find(POD_NAMESPACE).zip(find(POD_NAME)).map(|(namespace, name)| format!("{}/{}", shown(namespace), shown(name)));
+    let pod_name =
+        find(POD_NAMESPACE).zip(find(POD_NAME)).map(|(namespace, name)| format!("{}/{}", shown(namespace), shown(name)));
     Ok(State {
         pid: raw.pid,
         bundle: raw.bundle.filter(|bundle| bundle.is_absolute()),

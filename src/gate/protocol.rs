@@ -110,11 +110,9 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         assert_eq!(parse_request(&line(&request())), Ok(request()));
-        for answer in [
-            Answer::Working { why: "so".to_owned() },
-            Answer::Attached,
-            Answer::Refused { why: "no".to_owned(), is_final: true },
-        ] {
+        for answer in
+            [Answer::Working { why: "so".to_owned() }, Answer::Attached, Answer::Refused { why: "no".to_owned(), is_final: true }]
+        {
             assert_eq!(serde_json::from_slice::<Answer>(&line(&answer)).unwrap(), answer);
         }
         assert_eq!(line(&Answer::Attached), b"{\"state\":\"attached\"}\n");

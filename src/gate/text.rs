@@ -68,8 +68,7 @@ mod tests {
 
     #[test]
     fn the_line_says_who_what_why_and_what_to_do_and_is_one() {
-        let state =
-            State { pod_name: Some("ml/trainer".to_owned()), container: Some("main".to_owned()), ..State::default() };
+        let state = State { pod_name: Some("ml/trainer".to_owned()), container: Some("main".to_owned()), ..State::default() };
         let subject = Subject { driver: "dra.net", state: &state };
         let lack = Lack {
             claim: "ml/nics".to_owned(),
