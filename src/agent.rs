@@ -1,5 +1,6 @@
 //! Starts the legs in order, stops them in order; nothing else.
 
+mod attacher;
 mod board;
 mod cdi;
 mod claims;
@@ -8,6 +9,7 @@ mod guard;
 mod health;
 mod hooks;
 mod http;
+mod missed;
 mod reports;
 mod sockets;
 mod standby;
@@ -35,12 +37,15 @@ use crate::inventory::sysfs::Sysfs;
 use crate::inventory::watch::{Inventory, InventoryConfig};
 use crate::inventory::{Scan, ScanOptions};
 use crate::ledger::{Ledger, LedgerError, Quarantined};
+use crate::names::{PodUid, SandboxId};
 use crate::netdev::sysctl;
 use crate::netns::Netns;
+use crate::nri::OciHook;
 use crate::nri::session::{self, Margin, SessionConfig};
 use crate::telemetry::Metrics;
 
 pub use hooks::NriState;
+pub use missed::OnMissedSandbox;
 
 use board::{Board, Role};
 
@@ -51,6 +56,15 @@ pub enum OnOverrun {
     Defer,
     /// Fail the sandbox and take everything back.
     Fail,
+}
+
+/// How long the runtime is kept waiting for a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// At most so long.
+    For(Duration),
+    /// As long as its deadline allows.
+    Budget,
 }
 
 /// Everything the agent was told, checked.
@@ -72,8 +86,8 @@ pub struct AgentConfig {
     pub nri: bool,
     /// Two digits.
     pub nri_index: String,
-    /// Least time left for an answer.
-    pub nri_margin: Duration,
+    /// Time left for an answer.
+    pub nri_margin: Margin,
     /// Folder of the ledger.
     pub state_dir: PathBuf,
     /// Folder of CDI specs.
@@ -90,8 +104,12 @@ pub struct AgentConfig {
     pub guard_wait: Duration,
     /// Address of health and metrics.
     pub http_address: SocketAddr,
-    /// What to do at the deadline.
-    pub on_overrun: OnOverrun,
+    /// What to do at the deadline; none: what the guard allows.
+    pub on_overrun: Option<OnOverrun>,
+    /// How long the runtime waits before an attach goes on behind the gate.
+    pub hold: Hold,
+    /// What to do about pods that run without their NICs.
+    pub on_missed_sandbox: OnMissedSandbox,
     /// What is offered.
     pub offer: ScanOptions,
     /// Time between full rescans.
@@ -138,12 +156,27 @@ pub(crate) struct Shared {
     /// The four before it, and what this agent is to another one.
     pub(crate) board: Board,
     pub(crate) reports: Arc<reports::Reports>,
+    pub(crate) attacher: Arc<attacher::Attacher>,
+    /// What to do at the deadline.
+    pub(crate) on_overrun: OnOverrun,
+    pub(crate) client: kube::Client,
+    /// The agent is told to stop.
+    pub(crate) stop: CancellationToken,
     /// What holds containers back, where it can be used.
     pub(crate) guard: Option<GuardUse>,
     /// Where it is, or why it can't be used.
     pub(crate) guard_detail: String,
     /// Work that outlives the call that began it.
     pub(crate) background: TaskTracker,
+}
+
+impl Shared {
+    /// What holds a container of the pod back until everything is in place in this sandbox; none where the guard can't be used.
+    pub(crate) fn guard_hook(&self, pod: &PodUid, sandbox: &SandboxId) -> Option<OciHook> {
+        let hook = self.guard.as_ref()?.hook(&[], Some((pod, sandbox)));
+        let timeout = i64::try_from(hook.timeout.as_secs()).unwrap_or(i64::MAX);
+        Some(OciHook { path: hook.path.to_string_lossy().into_owned(), args: hook.args, timeout })
+    }
 }
 
 /// Makes a runtime and runs the agent in it until SIGTERM or SIGINT.
@@ -179,7 +212,7 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     let mut http = JoinSet::new();
     let Some(opened) = open(&config, &board, &mut signals, &mut http, &stop).await? else { return Ok(()) };
     let (reports, waiting) = reports::Reports::new();
-    let shared = Arc::new(start(config, opened, board, reports, &stop).await?);
+    let shared = Arc::new(start(config, opened, board, reports, client.clone(), &stop).await?);
     let status = sockets::serve_status(shared.clone(), stop.clone()).await?;
     let reporting = reports::Reporting::start(&client, &shared, waiting);
     let gate_stop = stop.child_token();
@@ -296,6 +329,7 @@ async fn start(
     (ledger, bad): (Ledger, Vec<Quarantined>),
     board: Board,
     reports: Arc<reports::Reports>,
+    client: kube::Client,
     stop: &CancellationToken,
 ) -> anyhow::Result<Shared> {
     let boot_id = doubles::boot_id().context("can't read the boot id")?;
@@ -327,6 +361,8 @@ async fn start(
         let engine = engine.clone();
         tokio::task::spawn_blocking(move || engine.recover()).await.context("recovery failed")?;
     }
+    let background = TaskTracker::new();
+    let attacher = attacher::Attacher::new(engine.clone(), board.metrics.clone(), reports.clone(), background.clone());
     let (config, guard) = tokio::task::spawn_blocking(|| {
         let guard = guard::install(&config);
         (config, guard)
@@ -348,10 +384,13 @@ async fn start(
         }
     };
     board.metrics.guard_usable.set(i64::from(guard.is_some()));
+    let by_guard = if guard.is_some() { OnOverrun::Defer } else { OnOverrun::Fail };
     Ok(Shared {
+        on_overrun: config.on_overrun.unwrap_or(by_guard),
         guard,
         guard_detail,
         metrics: board.metrics.clone(),
+        attacher,
         engine,
         inventory,
         nri: board.nri.clone(),
@@ -359,7 +398,9 @@ async fn start(
         published: board.published.clone(),
         board,
         reports,
-        background: TaskTracker::new(),
+        client,
+        stop: stop.clone(),
+        background,
         config,
     })
 }
@@ -390,7 +431,7 @@ fn start_nri(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<Opt
         shared.config.nri_socket.clone(),
         &shared.config.driver_name,
         &shared.config.nri_index,
-        Margin { least: shared.config.nri_margin, ..Margin::default() },
+        shared.config.nri_margin,
         tokio::runtime::Handle::current(),
     )?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start the NRI leg")?;

@@ -11,6 +11,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use super::attacher::{self, BACKGROUND_LIMIT};
 use super::{Shared, sockets, standby};
 use crate::attach::Engine;
 use crate::gate::check;
@@ -25,8 +26,6 @@ const CONNECTIONS: usize = 1024;
 const ATTACHES: usize = 32;
 /// How long a guard may take to send its request, or to take an answer.
 const TALK_LIMIT: Duration = Duration::from_secs(5);
-/// Longest an attach may take: as long as a guard waits at most, about.
-const ATTACH_LIMIT: Duration = Duration::from_secs(60);
 /// Pauses between two attempts: from the first to the longest, twice as long each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 
@@ -149,7 +148,10 @@ impl Gate {
                     };
                     match attached {
                         Ok(()) => return Some(Answer::Attached),
-                        Err(why) => why,
+                        Err(error) if error.is_final() => {
+                            return Some(Answer::Refused { why: error.to_string(), is_final: true });
+                        }
+                        Err(error) => error.to_string(),
                     }
                 }
             };
@@ -169,7 +171,7 @@ impl Gate {
         self.blocking(move || now(&engine, &request, netns)).await
     }
 
-    async fn attach(&self, wanted: &Wanted, sandbox: SandboxId) -> Result<(), String> {
+    async fn attach(&self, wanted: &Wanted, sandbox: SandboxId) -> attacher::Outcome {
         let _permit = self.attaches.acquire().await;
         attach(&self.shared, wanted, sandbox).await
     }
@@ -180,30 +182,11 @@ impl Gate {
 }
 
 /// Attaches everything of the pod in the namespace. Dropping this does not stop it.
-async fn attach(shared: &Arc<Shared>, wanted: &Wanted, sandbox: SandboxId) -> Result<(), String> {
-    let (of, pod, path, netns) = (shared.clone(), wanted.request.pod.clone(), wanted.path.clone(), wanted.netns.clone());
-    let container = wanted.request.container.clone().unwrap_or_default();
-    let job = shared.background.spawn_blocking(move || {
-        let start = Instant::now();
-        let result = of.engine.attach_in(&pod, &sandbox, &path, netns, start + ATTACH_LIMIT);
-        if result.as_ref().map_or(true, |times| !times.moves.is_empty()) {
-            of.metrics.observe_attach(start.elapsed(), result.is_ok());
-        }
-        match result {
-            Ok(times) => {
-                if !times.moves.is_empty() {
-                    tracing::info!(%pod, %sandbox, container, devices = times.moves.len(), total = ?times.total, "attached for a guard");
-                }
-                Ok(())
-            }
-            Err(error) => {
-                tracing::warn!(%pod, %sandbox, container, %error, "not attached for a guard");
-                of.reports.attach_failed(&of.engine, &pod, &error);
-                Err(error.to_string())
-            }
-        }
-    });
-    job.await.unwrap_or_else(|panic| Err(format!("the attach ended badly: {panic}")))
+async fn attach(shared: &Arc<Shared>, wanted: &Wanted, sandbox: SandboxId) -> attacher::Outcome {
+    let (pod, path, netns) = (wanted.request.pod.clone(), wanted.path.clone(), Some(wanted.netns.clone()));
+    let now = Instant::now();
+    let order = attacher::Wanted { pod, sandbox, path, netns, deadline: now + BACKGROUND_LIMIT, held_until: now };
+    shared.attacher.attach(order).done().await
 }
 
 /// Compares a request with the ledger.

@@ -7,10 +7,11 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::{EXIT_USAGE, Failure};
-use crate::agent::{AgentConfig, NeedsGuard, OnOverrun};
+use crate::agent::{AgentConfig, Hold, NeedsGuard, OnMissedSandbox, OnOverrun};
 use crate::dra::{api, grpc};
 use crate::inventory::ScanOptions;
 use crate::names::DNS_LABEL_MAX;
+use crate::nri::session::Margin;
 
 /// End of `dranic agent --help`.
 pub(super) const AFTER_HELP: &str = "\
@@ -18,7 +19,8 @@ Examples:
   dranic agent                                        in a pod of the DaemonSet: everything has a default
   dranic agent --kubeconfig admin.conf --log-level debug
   dranic agent --driver-name dra.net                  with manifests that were written for DRANET
-  dranic agent --on-overrun defer                     real NICs that take longer than the runtime's 2 s
+  dranic agent --on-overrun fail                      no pod has a sandbox before its NICs are in it
+  dranic agent --hold budget                          the same, unless they take longer than the runtime's 2 s
   DRANIC_OFFER_VETH=true dranic agent --node-name n1  on a machine without NICs
 
 Each flag can be given by its variable instead. A bad value exits 64 before anything is bound.";
@@ -110,14 +112,28 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_HTTP_ADDRESS", default_value = "127.0.0.1:9177", value_name = "IP:PORT")]
     pub http_address: SocketAddr,
 
-    /// What to do when an attach outlasts the runtime's budget: fail the sandbox and take everything back, or let it go on while
-    /// no container of the pod is let through.
-    #[arg(long, env = "DRANIC_ON_OVERRUN", value_enum, default_value = "fail", value_name = "WHAT")]
-    pub on_overrun: OnOverrun,
+    /// What to do when an attach outlasts --hold (defer) or the runtime's budget (fail): let it go on while no container of the pod
+    /// is let through, or fail the sandbox and take everything back. Where absent: defer if the guard can be used, else fail.
+    #[arg(long, env = "DRANIC_ON_OVERRUN", value_enum, value_name = "WHAT")]
+    pub on_overrun: Option<OnOverrun>,
+
+    /// When an attach may go on (--on-overrun): milliseconds that the runtime, and every pod of the node with it, waits for the NICs of a sandbox before
+    /// the attach goes on behind the gate; 0 never, or `budget`: as long as the runtime's deadline allows.
+    #[arg(long, env = "DRANIC_HOLD", default_value = "200", value_name = "MS", value_parser = hold)]
+    pub hold: Hold,
+
+    /// What to do about a pod whose containers were started without its NICs, since no agent was connected to the runtime: attach them
+    /// late, evict the pod, or only say so by an event. The claim's status says it in each case.
+    #[arg(long, env = "DRANIC_ON_MISSED_SANDBOX", value_enum, default_value = "attach", value_name = "WHAT")]
+    pub on_missed_sandbox: OnMissedSandbox,
 
     /// Least time left for the answer before the runtime's deadline, in milliseconds (never more than half of the budget).
     #[arg(long, env = "DRANIC_NRI_MARGIN", default_value_t = 150, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub nri_margin: u64,
+
+    /// The same as a share of the time that the runtime gives, in percent: the larger of the two counts.
+    #[arg(long, env = "DRANIC_NRI_MARGIN_PERCENT", default_value_t = 10, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=50))]
+    pub nri_margin_percent: u32,
 
     /// Offer veth links too. They are the host's ends of pods on a real node: for tests and for trying things out.
     #[arg(long, env = "DRANIC_OFFER_VETH")]
@@ -215,7 +231,7 @@ impl AgentArgs {
             nri_socket: self.nri_socket,
             nri: self.nri == Switch::On,
             nri_index: self.nri_index,
-            nri_margin: Duration::from_millis(self.nri_margin),
+            nri_margin: Margin { least: Duration::from_millis(self.nri_margin), percent: self.nri_margin_percent },
             state_dir: self.state_dir,
             cdi_dir: self.cdi_dir,
             status_socket: self.status_socket,
@@ -225,6 +241,8 @@ impl AgentArgs {
             guard_wait: Duration::from_secs(self.guard_wait),
             http_address: self.http_address,
             on_overrun: self.on_overrun,
+            hold: self.hold,
+            on_missed_sandbox: self.on_missed_sandbox,
             offer: ScanOptions { offer_veth: self.offer_veth, need_default_route: self.need_default_route },
             rescan: Duration::from_secs(self.rescan),
             wait_for_device: Duration::from_secs(self.wait_for_device),
@@ -248,6 +266,17 @@ pub(super) fn run(args: AgentArgs) -> Result<(), Failure> {
         let failure = Failure::failed(&error);
         if error.is::<NeedsGuard>() { Failure { code: EXIT_USAGE, ..failure } } else { failure }
     })
+}
+
+/// `200`, or `budget`.
+fn hold(text: &str) -> Result<Hold, String> {
+    if text == "budget" {
+        return Ok(Hold::Budget);
+    }
+    match text.parse() {
+        Ok(milliseconds @ 0..=60_000) => Ok(Hold::For(Duration::from_millis(milliseconds))),
+        _ => Err("give milliseconds, 0 to 60000, or: budget".to_owned()),
+    }
 }
 
 fn host_name() -> Result<String, String> {
@@ -314,6 +343,13 @@ mod tests {
     }
 
     #[test]
+    fn a_hold_is_milliseconds_or_the_budget() {
+        let hold = |value: &str| check(&["--hold", value]).unwrap_or_else(|f| panic!("{}", f.message)).hold;
+        assert_eq!((hold("0"), hold("250")), (Hold::For(Duration::ZERO), Hold::For(Duration::from_millis(250))));
+        assert_eq!(hold("budget"), Hold::Budget);
+    }
+
+    #[test]
     fn a_bad_value_exits_64_and_names_the_flag() {
         for (flag, value) in [
             ("--node-name", "Node_1"),
@@ -331,6 +367,10 @@ mod tests {
             ("--kubeconfig", "/does/not/exist"),
             ("--http-address", "nonsense"),
             ("--on-overrun", "maybe"),
+            ("--hold", "60001"),
+            ("--hold", "long"),
+            ("--on-missed-sandbox", "ignore"),
+            ("--nri-margin-percent", "51"),
             ("--log-format", "xml"),
             ("--log-level", "dranic=loud"),
             ("--nri-margin", "0"),
