@@ -12,9 +12,11 @@ S=$(cd "$S" && pwd -P)
 
 start() {
   local n=$1 program=${DRANIC:-$("$here/../../hack/target.sh")/debug/dranic}
-  [ -x "$program" ] || die "$program is missing: cargo build --bin dranic"
+  [ -x "$program" ] || die "$program is missing: cargo build --bin dranic --bin dranic-guard"
   mkdir -p "$S/bin"
   install "$program" "$S/bin/dranic"
+  # What the agent puts onto the node.
+  install "$(dirname "$program")/dranic-guard" "$S/bin/dranic-guard"
   # shellcheck disable=SC2086 # AGENT_ARGS is a list of words
   "$here/daemon.sh" "$n" agent define env DRANIC_TEST_SYSFS=/run/dranic/sys bash "$here/keep.sh" "$S/bin/dranic" agent \
     --node-name "$n" --driver-name dra.net --kubeconfig "$S/pki/admin.kubeconfig" ${AGENT_ARGS-}

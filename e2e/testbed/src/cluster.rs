@@ -203,7 +203,7 @@ impl Site {
         loop {
             let status = self.status();
             if let Ok(status) = &status
-                && status.nri_connected
+                && (status.nri_connected || status.nri.starts_with("off"))
                 && status.kubelet == "registered"
                 && status.published_devices >= wanted
                 && self.kubelet.wait_driver(&self.options.driver, Duration::from_millis(1)).await.is_ok()
