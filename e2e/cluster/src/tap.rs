@@ -126,9 +126,12 @@ impl Tap {
 
     fn listen(cluster: &Cluster, node: &str) -> Result<Self> {
         mend(cluster, node);
-        let socket = socket(cluster, node);
-        let file = cluster.log(node, "nri-tap");
-        let log = File::options().create(true).append(true).open(&file).with_context(|| format!("{}", file.display()))?;
+        Self::at(socket(cluster, node), &cluster.log(node, "nri-tap"))
+    }
+
+    /// Takes the place of `socket`.
+    fn at(socket: PathBuf, log: &Path) -> Result<Self> {
+        let log = File::options().create(true).append(true).open(log).with_context(|| format!("{}", log.display()))?;
         std::fs::rename(&socket, aside(&socket)).with_context(|| format!("{}", socket.display()))?;
         let listener = match UnixListener::bind(&socket) {
             Ok(listener) => listener,
@@ -303,5 +306,111 @@ impl Drop for Session {
         for (request, since) in left.into_values() {
             self.tell(request, since, None, true);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A frame with one message about pod `space/name`; an answer without data.
+    fn bytes(kind: u8) -> Vec<u8> {
+        let request = b"\x12\x0dRunPodSandbox\x1a\x0f\x0a\x0d\x12\x04name\x22\x05space";
+        let data: &[u8] = if kind == 1 { request } else { &[] };
+        let length = u8::try_from(data.len()).unwrap();
+        [&[0, 0, 0, 1, 0, 0, 0, length + 10, 0, 0, 0, length, 0, 0, 0, 1, kind, 0][..], data].concat()
+    }
+
+    struct Ends {
+        _folder: Folder,
+        tap: Tap,
+        plugin: UnixStream,
+        runtime: UnixStream,
+        listener: UnixListener,
+    }
+
+    /// Goes with what is in it.
+    struct Folder(PathBuf);
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            std::fs::remove_dir_all(&self.0).ok();
+        }
+    }
+
+    async fn ends(name: &str) -> Ends {
+        let folder = Folder(std::env::temp_dir().join(format!("dranic-tap-{name}-{}", std::process::id())));
+        std::fs::create_dir_all(&folder.0).unwrap();
+        let socket = folder.0.join("nri.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let tap = Tap::at(socket.clone(), &folder.0.join("log")).unwrap();
+        let plugin = UnixStream::connect(&socket).await.unwrap();
+        let (runtime, _) = listener.accept().await.unwrap();
+        Ends { _folder: folder, tap, plugin, runtime, listener }
+    }
+
+    async fn pass(from: &mut UnixStream, to: &mut UnixStream, sent: &[u8]) {
+        from.write_all(sent).await.unwrap();
+        let mut got = vec![0; sent.len()];
+        to.read_exact(&mut got).await.unwrap();
+        assert_eq!(got, sent);
+    }
+
+    #[tokio::test]
+    async fn a_request_is_timed_and_passed_on_as_it_came() {
+        let Ends { tap, mut plugin, mut runtime, _folder, .. } = ends("times").await;
+        pass(&mut runtime, &mut plugin, &bytes(1)).await;
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        assert!(tap.calls("RunPodSandbox", "space/name").is_empty());
+        pass(&mut plugin, &mut runtime, &bytes(2)).await;
+        let call = tap.first("RunPodSandbox", "space/name").await.unwrap();
+        assert!(call.ms >= 30.0 && call.error.is_none() && !call.lost, "{call:?}");
+        let line: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(_folder.0.join("log")).unwrap()).unwrap();
+        assert_eq!(line["method"], "RunPodSandbox");
+    }
+
+    #[tokio::test]
+    async fn a_caught_request_waits_and_an_unanswered_one_is_lost() {
+        let Ends { tap, mut plugin, mut runtime, _folder, .. } = ends("catch").await;
+        let mut caught = tap.catch("RunPodSandbox", "space/name");
+        runtime.write_all(&bytes(1)).await.unwrap();
+        caught.arrived(Duration::from_secs(5)).await.unwrap();
+        let mut byte = [0];
+        let early = tokio::time::timeout(Duration::from_millis(50), plugin.read(&mut byte)).await;
+        assert!(early.is_err(), "it was passed on");
+        drop(caught);
+        plugin.read_exact(&mut vec![0; bytes(1).len()]).await.unwrap();
+        drop(plugin);
+        assert!(tap.first("RunPodSandbox", "space/name").await.unwrap().lost);
+        assert_eq!(runtime.read(&mut byte).await.unwrap(), 0, "the runtime does not see the end");
+    }
+
+    #[tokio::test]
+    async fn the_socket_is_the_runtimes_again() {
+        let Ends { tap, mut plugin, listener, _folder, .. } = ends("away").await;
+        let socket = tap.socket.clone();
+        drop(tap);
+        assert_eq!(plugin.read(&mut [0]).await.unwrap(), 0, "the plugin does not see the end");
+        let again = UnixStream::connect(&socket);
+        tokio::time::timeout(Duration::from_secs(5), async { tokio::try_join!(again, listener.accept()) })
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(!aside(&socket).exists());
+    }
+
+    #[tokio::test]
+    async fn a_new_socket_of_the_runtime_stays() {
+        let Ends { tap, _folder, .. } = ends("restart").await;
+        let socket = tap.socket.clone();
+        std::fs::remove_file(&socket).unwrap();
+        let listener = UnixListener::bind(&socket).unwrap();
+        drop(tap);
+        let again = UnixStream::connect(&socket);
+        tokio::time::timeout(Duration::from_secs(5), async { tokio::try_join!(again, listener.accept()) })
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(!aside(&socket).exists());
     }
 }
