@@ -12,7 +12,7 @@ use crate::context::{Context, wait};
 /// Takes the place of the CNI plugin. It ends with the runtime that called it: another one begins anew.
 const PROGRAM: &str = r#"#!/bin/bash
 if [ "$CNI_COMMAND" = ADD ]; then
-  echo "$CNI_ARGS;" >>/run/cni-held/pods
+  echo ";$CNI_ARGS;" >>/run/cni-held/pods
   while [ -e /run/cni-held ]; do
     kill -0 $PPID 2>/dev/null || exit 1
     sleep 0.01
