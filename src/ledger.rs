@@ -2,10 +2,11 @@
 
 mod file;
 mod folder;
+pub mod peek;
 pub mod record;
 mod store;
 
-pub use record::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Phase, PodRef, StepTime};
+pub use record::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Missed, Phase, PodRef, StepTime};
 pub use store::{Durability, Ledger, LedgerError, Quarantined};
 
 #[cfg(test)]
