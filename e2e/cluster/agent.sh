@@ -12,9 +12,11 @@ S=$(cd "$S" && pwd -P)
 
 start() {
   local n=$1 program=${DRANIC:-$("$here/../../hack/target.sh")/debug/dranic}
-  [ -x "$program" ] || die "$program is missing: cargo build --bin dranic"
+  [ -x "$program" ] || die "$program is missing: cargo build --bins"
   mkdir -p "$S/bin"
   install "$program" "$S/bin/dranic"
+  # The agent puts the guard beside it on the node.
+  install "$(dirname "$program")/dranic-guard" "$S/bin/dranic-guard"
   local environment
   mapfile -t environment < <(printf '%s' "${AGENT_ENV-}")
   # shellcheck disable=SC2086 # AGENT_ARGS is a list of words
