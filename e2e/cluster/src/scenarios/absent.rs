@@ -135,7 +135,7 @@ pub(super) async fn missed_sandbox(c: Context) -> Result<()> {
     agent.end(&c).await?;
 
     let (agent, evicted) = missed(&c, "evict").await?;
-    c.event(&evicted.name, &["MissedSandbox"]).await?;
+    c.event(&evicted.name, &["SandboxMissed"]).await?;
     c.pod_gone_within(&evicted.name, LIMIT).await.context("the pod is not evicted")?;
     crate::runner::idle(&c.cluster, Duration::from_secs(30)).await?;
     agent.end(&c).await

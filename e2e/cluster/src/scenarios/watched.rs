@@ -35,8 +35,8 @@ impl Look {
     fn line(&self, file: &str) -> String {
         let Self { links, address, .. } = self;
         format!(
-            "a=$(ip -o -4 addr | grep -cE ' ({links}) .* {address}'); u=$(ip -o link | grep -cE ' ({links})[@:].*,UP[,>]'); \
-             echo \"$a with address, $u up\" >>/seen/{file}; "
+            "A=$(ip -o -4 addr); L=$(ip -o link); a=$(echo \"$A\" | grep -cE ' ({links}) .* {address}'); \
+             u=$(echo \"$L\" | grep -cE ' ({links})[@:].*,UP[,>]'); echo \"$a with address, $u up\" >>/seen/{file}; "
         )
     }
 
@@ -122,11 +122,14 @@ impl Watched {
             c.running_within(&self.name, Duration::ZERO).await.map(Ok)
         })
         .await??;
+        wait(Duration::from_secs(10), "all containers have looked", || async {
+            let starts = self.starts(c)?;
+            let mut containers = running.pod.spec.iter().flat_map(|spec| &spec.containers);
+            ensure!(containers.all(|container| starts.iter().any(|(name, _)| *name == container.name)), "those: {starts:?}");
+            Ok(())
+        })
+        .await?;
         self.none_early(c)?;
-        let starts = self.starts(c)?;
-        for container in running.pod.spec.iter().flat_map(|spec| &spec.containers) {
-            ensure!(starts.iter().any(|(name, _)| *name == container.name), "{} has not looked: {starts:?}", container.name);
-        }
         Ok(running)
     }
 
