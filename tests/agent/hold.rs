@@ -88,7 +88,7 @@ async fn the_guard_is_added_once_and_only_while_something_is_missing() {
     let added = guards("plain", &["/opt/other"]).await;
     assert_eq!(added.len(), 1);
     let (hook, timeout) = (&added[0], added[0].timeout.as_ref().unwrap().value);
-    assert!(hook.path.ends_with("/dranic-guard") && hook.args.iter().any(|arg| *arg == pod.sandbox.id), "{hook:?}");
+    assert!(hook.path.ends_with("/dranic-guard") && hook.args.contains(&pod.sandbox.id), "{hook:?}");
     assert!(timeout > 60, "longer than the guard's own bound: {timeout}");
     assert_eq!(guards("by-cdi", &[hook.path.as_str()]).await, []);
     cluster.start_container(&pod, "main", &[]).await.unwrap();
