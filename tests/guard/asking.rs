@@ -35,8 +35,17 @@ fn connect(cluster: &Cluster) -> UnixStream {
     stream
 }
 
-/// The first line of the answer; none when the agent hangs up without one.
-fn answer(mut stream: &UnixStream) -> Option<Answer> {
+/// The answer, as far as it is one; none when the agent hangs up without one.
+fn answer(stream: &UnixStream) -> Option<Answer> {
+    loop {
+        match next(stream) {
+            Some(Answer::Working { why }) if why == "the agent is attaching them" => {}
+            other => return other,
+        }
+    }
+}
+
+fn next(mut stream: &UnixStream) -> Option<Answer> {
     let mut bytes = Vec::new();
     let mut byte = [0];
     while bytes.last() != Some(&b'\n') {

@@ -73,6 +73,23 @@ impl Hook {
         self
     }
 
+    /// Times of so many runs that let the container start, one after the other, sorted. `DRANIC_TEST_GUARD` names another build.
+    pub(crate) fn measure(&self, cluster: &Cluster, state: &Value, count: usize) -> Vec<Duration> {
+        let program = std::env::var_os("DRANIC_TEST_GUARD").map_or_else(|| self.path.clone(), PathBuf::from);
+        let run = || {
+            let mut command = Command::new(&program);
+            command.args(&self.args[1..]).env_clear().stdin(Stdio::piped());
+            let begin = Instant::now();
+            let mut child = command.spawn().unwrap();
+            child.stdin.take().unwrap().write_all(state.to_string().as_bytes()).unwrap();
+            assert!(child.wait().unwrap().success());
+            begin.elapsed()
+        };
+        let mut times: Vec<_> = cluster.node.netns().run(|| (0..count).map(|_| run()).collect()).unwrap();
+        times.sort();
+        times
+    }
+
     /// Runs it on the node, as an OCI runtime does.
     pub(crate) fn run(&self, cluster: &Cluster, state: &Value) -> Guard {
         let mut command = Command::new(&self.path);
