@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# hack/image.sh [OUT.tar [NAME...]]: build a static dranic and its guard, and pack them, alone, into an image: an OCI layout as one tar, which
+# hack/image.sh [OUT.tar [NAME...]]: build a static dranic and dranic-guard and pack them, alone, into an image: an OCI layout as one tar, which
 # `ctr -n k8s.io image import`, `podman load` and `skopeo copy oci-archive:` take. No container builder takes part.
 #   OUT.tar  target/dranic-image.tar where absent
 #   NAME     localhost/dranic:VERSION where absent, as the chart's values have it; several names are one image
-# PROFILE=dev builds faster and larger. BINARY=file packs that program, and dranic-guard beside it, instead of building them.
+# PROFILE=dev builds faster and larger. BINARY=file packs that program, and the dranic-guard beside it, instead of building them.
 # The same programs give the same image, byte for byte: times are SOURCE_DATE_EPOCH (0), owners are root.
 set -euo pipefail
 repo=$(cd "$(dirname "$0")/.." && pwd)
@@ -44,14 +44,15 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/root/usr/bin" "$work/oci/blobs/sha256"
 cp "$binary" "$work/root/usr/bin/dranic"
+# The agent puts it onto the node.
 cp "$(dirname "$binary")/dranic-guard" "$work/root/usr/bin/dranic-guard"
 # Debug information is of no use in the image; release builds have none.
-if command -v strip >/dev/null; then strip --strip-debug "$work/root/usr/bin/"*; fi
+if command -v strip >/dev/null; then strip --strip-debug "$work"/root/usr/bin/*; fi
 find "$work/root" -exec chmod 0755 {} +
-# A program that asks for a loader would not start in an empty image, and the guard not on every host.
-for program in "$work/root/usr/bin/"*; do
+# A program that asks for a loader would not start in an empty image.
+for program in "$work"/root/usr/bin/*; do
   if grep -aq -m 1 -e '/ld-linux' "$program" && command -v readelf >/dev/null && readelf -lW "$program" | grep -q INTERP; then
-    say "${program##*/} is not static"; exit 1
+    say "$(dirname "$binary")/${program##*/} is not static"; exit 1
   fi
 done
 

@@ -12,10 +12,10 @@ S=$(cd "$S" && pwd -P)
 
 start() {
   local n=$1 program=${DRANIC:-$("$here/../../hack/target.sh")/debug/dranic}
-  [ -x "$program" ] || die "$program is missing: cargo build --bins"
+  [ -x "$program" ] || die "$program is missing: cargo build --bin dranic --bin dranic-guard"
   mkdir -p "$S/bin"
   install "$program" "$S/bin/dranic"
-  # The agent puts the guard beside it on the node.
+  # What the agent puts onto the node.
   install "$(dirname "$program")/dranic-guard" "$S/bin/dranic-guard"
   local environment
   mapfile -t environment < <(printf '%s' "${AGENT_ENV-}")

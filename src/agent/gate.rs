@@ -186,7 +186,15 @@ async fn attach(shared: &Arc<Shared>, wanted: &Wanted, sandbox: SandboxId) -> at
     let (pod, path, netns) = (wanted.request.pod.clone(), wanted.path.clone(), Some(wanted.netns.clone()));
     let now = Instant::now();
     let order = attacher::Wanted { pod, sandbox, path, netns, deadline: now + BACKGROUND_LIMIT, held_until: now };
-    shared.attacher.attach(order).done().await
+    if shared.config.nri {
+        return shared.attacher.attach(order).done().await;
+    }
+    // Nobody else brings it, so it is not late.
+    let sandbox = order.sandbox.clone();
+    shared.attacher.announce(&sandbox);
+    let outcome = shared.attacher.attach(order).done().await;
+    shared.attacher.forget(&sandbox);
+    outcome
 }
 
 /// Compares a request with the ledger.

@@ -105,7 +105,8 @@ fn a_link_that_went_away_or_is_another_one_is_lacking() {
 #[test]
 fn what_the_pod_changed_itself_is_told_apart() {
     let records = [record("a", vec![device(1, &json!({}))])];
-    let altered = |change: fn(&mut (Vec<Link>, Vec<(u32, Address)>))| {
+    type Inside = (Vec<Link>, Vec<(u32, Address)>);
+    let altered = |change: fn(&mut Inside)| {
         let mut seen = inside(1);
         change(&mut seen);
         match verdict(&records, &seen) {
