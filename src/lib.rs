@@ -11,6 +11,8 @@ pub mod config;
 mod crash;
 mod doubles;
 pub mod dra;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod inventory;
 pub mod ledger;
 pub mod names;
