@@ -37,7 +37,7 @@ run() { # run TARGET: its log is in $work/TARGET.log
 
 report() { # report TARGET CODE
   local log=$work/$1.log runs covered
-  runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+  runs=$(sed -n "s/^stat::number_of_executed_units: *//p" "$log")
   covered=$(sed -n 's/.* cov: \([0-9]*\).*/\1/p' "$log" | tail -n 1)
   if [ "$2" = 0 ]; then
     passed=$((passed + 1))
@@ -45,8 +45,10 @@ report() { # report TARGET CODE
   else
     failed=$((failed + 1))
     echo "fuzz: $1: FAILED with $2:"
-    # What libFuzzer says last is statistics; what is wrong stands before them.
-    grep -v -E '^(#[0-9]+|INFO: |NEW_FUNC|stat::)' "$log" | head -n 60
+    grep -a -v -E '^(#[0-9]+|INFO: |WARNING: Failed to find function|stat::)|NEW_FUNC|^Base64: ' "$log" | head -n 60
+    for input in fuzz/artifacts/"$1"-*; do
+      [ ! -e "$input" ] || echo "fuzz: $input as base64: $(base64 -w 0 "$input")"
+    done
   fi
 }
 

@@ -78,9 +78,7 @@ pub(crate) fn ttrpc(data: &[u8]) {
         let executor = tokio::runtime::Handle::current();
         let dispatcher = Arc::new(Dispatcher::new(handler, executor, Margin::default(), "10-dranic".to_owned()));
         let server = dispatch::serve(plugin, dispatcher).await;
-        let talk = async {
-            if mode & 1 == 0 { raw(far, rest, usize::from(mode >> 1)).await } else { requests(far, rest).await }
-        };
+        let talk = async { if mode & 1 == 0 { raw(far, rest, usize::from(mode >> 1)).await } else { requests(far, rest).await } };
         assert!(tokio::time::timeout(Duration::from_secs(10), talk).await.is_ok(), "nothing happens any more");
         trunk.shut_down("the end").await;
         drop(server);
@@ -99,9 +97,7 @@ async fn raw(far: DuplexStream, bytes: &[u8], piece: usize) {
         }
         let _ = socket.shutdown().await;
     };
-    let reading = async {
-        while read_answer(&mut answers).await.is_some() {}
-    };
+    let reading = async { while read_answer(&mut answers).await.is_some() {} };
     tokio::join!(writing, reading);
 }
 
