@@ -29,7 +29,7 @@ pub(crate) fn doctor(data: &[u8]) {
                 if mode & 1 == 0 { containerd::settings(&table, format, known) } else { crio::settings(&table, known) };
             findings.extend(runtime::judge(&settings, &options, known.is_some()));
         }
-        Err(why) => assert!(why.starts_with("line ") && why.chars().count() < 200, "{why}"),
+        Err(why) => assert!(why.starts_with("line ") && why.chars().count() < 300, "{why}"),
     }
     for finding in findings {
         assert!(

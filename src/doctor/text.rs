@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 
 /// Longest reason, characters: it may quote the file.
-const REASON_MAX: usize = 160;
+const REASON_MAX: usize = 240;
 
 /// Parses one file.
 ///
