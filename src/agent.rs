@@ -1,11 +1,15 @@
 //! Starts the legs in order, stops them in order; nothing else.
 
+mod attacher;
 mod board;
 mod cdi;
 mod claims;
+mod gate;
+mod guard;
 mod health;
 mod hooks;
 mod http;
+mod missed;
 mod reports;
 mod sockets;
 mod standby;
@@ -28,16 +32,20 @@ use crate::attach::engine::{DeviceSource, lent};
 use crate::doubles;
 use crate::dra::publisher::{PublishStatus, PublisherConfig};
 use crate::dra::{api, grpc, publisher};
+use crate::gate::GuardUse;
 use crate::inventory::sysfs::Sysfs;
 use crate::inventory::watch::{Inventory, InventoryConfig};
 use crate::inventory::{Scan, ScanOptions};
 use crate::ledger::{Ledger, LedgerError, Quarantined};
+use crate::names::{PodUid, SandboxId};
 use crate::netdev::sysctl;
 use crate::netns::Netns;
+use crate::nri::OciHook;
 use crate::nri::session::{self, Margin, SessionConfig};
 use crate::telemetry::Metrics;
 
 pub use hooks::NriState;
+pub use missed::OnMissedSandbox;
 
 use board::{Board, Role};
 
@@ -48,6 +56,15 @@ pub enum OnOverrun {
     Defer,
     /// Fail the sandbox and take everything back.
     Fail,
+}
+
+/// How long the runtime is kept waiting for a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// At most so long.
+    For(Duration),
+    /// As long as its deadline allows.
+    Budget,
 }
 
 /// Everything the agent was told, checked.
@@ -65,20 +82,34 @@ pub struct AgentConfig {
     pub instance: Option<String>,
     /// The runtime's NRI socket.
     pub nri_socket: PathBuf,
+    /// Whether the runtime's NRI is used.
+    pub nri: bool,
     /// Two digits.
     pub nri_index: String,
-    /// Least time left for an answer.
-    pub nri_margin: Duration,
+    /// Time left for an answer.
+    pub nri_margin: Margin,
     /// Folder of the ledger.
     pub state_dir: PathBuf,
     /// Folder of CDI specs.
     pub cdi_dir: PathBuf,
     /// Socket of `dranic status`.
     pub status_socket: PathBuf,
+    /// Socket for guards.
+    pub gate_socket: PathBuf,
+    /// Where the guard is put on the host; none for no guard.
+    pub guard_dir: Option<PathBuf>,
+    /// The guard to put there; the one beside this program where absent.
+    pub guard_program: Option<PathBuf>,
+    /// How long the guard holds a container back.
+    pub guard_wait: Duration,
     /// Address of health and metrics.
     pub http_address: SocketAddr,
-    /// What to do at the deadline.
-    pub on_overrun: OnOverrun,
+    /// What to do at the deadline; none: what the guard allows.
+    pub on_overrun: Option<OnOverrun>,
+    /// How long the runtime waits before an attach goes on behind the gate.
+    pub hold: Hold,
+    /// What to do about pods that run without their NICs.
+    pub on_missed_sandbox: OnMissedSandbox,
     /// What is offered.
     pub offer: ScanOptions,
     /// Time between full rescans.
@@ -108,6 +139,11 @@ impl AgentConfig {
 /// How long running calls and attaches may take after SIGTERM. With what follows it stays under 10 s.
 const STOP_LIMIT: Duration = Duration::from_millis(7500);
 
+/// Without the runtime's NRI the guard is all there is, and it can't be used.
+#[derive(Debug, thiserror::Error)]
+#[error("--nri=off needs the guard, which can't be used: {0}")]
+pub struct NeedsGuard(String);
+
 /// What the legs share.
 pub(crate) struct Shared {
     pub(crate) config: AgentConfig,
@@ -120,8 +156,27 @@ pub(crate) struct Shared {
     /// The four before it, and what this agent is to another one.
     pub(crate) board: Board,
     pub(crate) reports: Arc<reports::Reports>,
+    pub(crate) attacher: Arc<attacher::Attacher>,
+    /// What to do at the deadline.
+    pub(crate) on_overrun: OnOverrun,
+    pub(crate) client: kube::Client,
+    /// The agent is told to stop.
+    pub(crate) stop: CancellationToken,
+    /// What holds containers back, where it can be used.
+    pub(crate) guard: Option<GuardUse>,
+    /// Where it is, or why it can't be used.
+    pub(crate) guard_detail: String,
     /// Work that outlives the call that began it.
     pub(crate) background: TaskTracker,
+}
+
+impl Shared {
+    /// What holds a container of the pod back until everything is in place in this sandbox; none where the guard can't be used.
+    pub(crate) fn guard_hook(&self, pod: &PodUid, sandbox: &SandboxId) -> Option<OciHook> {
+        let hook = self.guard.as_ref()?.hook(&[], Some((pod, sandbox)));
+        let timeout = i64::try_from(hook.timeout.as_secs()).unwrap_or(i64::MAX);
+        Some(OciHook { path: hook.path.to_string_lossy().into_owned(), args: hook.args, timeout })
+    }
 }
 
 /// Makes a runtime and runs the agent in it until SIGTERM or SIGINT.
@@ -153,18 +208,20 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
         format!("--sysctl-dir {dir} can't be used (in a container, mount the host's /proc/sys/net somewhere and name that)")
     })?;
     let client = api::client(config.kubeconfig.as_deref()).await?;
-    let board = Board::new();
+    let board = Board::new(config.nri);
     let mut http = JoinSet::new();
     let Some(opened) = open(&config, &board, &mut signals, &mut http, &stop).await? else { return Ok(()) };
     let (reports, waiting) = reports::Reports::new();
-    let shared = Arc::new(start(config, opened, board, reports, &stop).await?);
+    let shared = Arc::new(start(config, opened, board, reports, client.clone(), &stop).await?);
     let status = sockets::serve_status(shared.clone(), stop.clone()).await?;
     let reporting = reports::Reporting::start(&client, &shared, waiting);
-    let result = serve(&shared, client, &mut signals, &mut http, &stop).await;
+    let gate_stop = stop.child_token();
+    let gate = gate::serve(shared.clone(), gate_stop.clone()).await?;
+    let result = serve(&shared, client, &mut signals, &mut http, (&stop, &gate_stop)).await;
     reporting.stop().await;
     stop.cancel();
     // They remove what they bound; also when the other legs could not start.
-    let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(http.join_all(), status) }).await;
+    let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(http.join_all(), status, gate) }).await;
     if result.is_ok() {
         tracing::info!("stopped");
     }
@@ -207,11 +264,14 @@ async fn serve(
     client: kube::Client,
     signals: &mut Signals,
     http: &mut JoinSet<anyhow::Result<()>>,
-    stop: &CancellationToken,
+    (stop, gate_stop): (&CancellationToken, &CancellationToken),
 ) -> anyhow::Result<()> {
     let config = &shared.config;
     let grpc_stop = CancellationToken::new();
-    let claims = Arc::new(claims::Claims::new(shared.clone(), client.clone(), grpc_stop.clone()));
+    let specs = Arc::new(cdi::Specs::new(&config.cdi_dir, &config.driver_name, shared.guard.clone()));
+    specs.renew(shared.engine.ledger(), true);
+    tokio::spawn(cdi::keep(specs.clone(), shared.engine.clone(), config.rescan, stop.clone()));
+    let claims = Arc::new(claims::Claims::new(shared.clone(), client.clone(), specs, grpc_stop.clone()));
     let health = health::start(shared.clone(), Netns::current()?, stop.clone());
     let bind = || grpc::serve(config.kubelet_sockets(), claims.clone(), health.clone(), grpc_stop.clone());
     let is_taken = |error: &grpc::ServeError| matches!(error, grpc::ServeError::InTheWay { .. });
@@ -251,7 +311,8 @@ async fn serve(
         }
         registration.abort();
         nri_stop.cancel();
-        let nri = tokio::task::spawn_blocking(move || nri.join());
+        gate_stop.cancel();
+        let nri = tokio::task::spawn_blocking(move || nri.map(std::thread::JoinHandle::join));
         shared.background.close();
         let _ = tokio::join!(shared.background.wait(), nri);
     };
@@ -268,6 +329,7 @@ async fn start(
     (ledger, bad): (Ledger, Vec<Quarantined>),
     board: Board,
     reports: Arc<reports::Reports>,
+    client: kube::Client,
     stop: &CancellationToken,
 ) -> anyhow::Result<Shared> {
     let boot_id = doubles::boot_id().context("can't read the boot id")?;
@@ -299,8 +361,36 @@ async fn start(
         let engine = engine.clone();
         tokio::task::spawn_blocking(move || engine.recover()).await.context("recovery failed")?;
     }
+    let background = TaskTracker::new();
+    let attacher = attacher::Attacher::new(engine.clone(), board.metrics.clone(), reports.clone(), background.clone());
+    let (config, guard) = tokio::task::spawn_blocking(|| {
+        let guard = guard::install(&config);
+        (config, guard)
+    })
+    .await?;
+    let (guard, guard_detail) = match guard {
+        Ok(guard) => {
+            tracing::info!(program = %guard.program.display(), "the guard is installed");
+            let detail = guard.program.display().to_string();
+            (Some(guard), detail)
+        }
+        Err(why) if !config.nri => return Err(NeedsGuard(why).into()),
+        Err(why) => {
+            tracing::warn!(
+                why,
+                "no guard: a container whose sandbox was missed is held back only while the runtime asks this agent"
+            );
+            (None, why)
+        }
+    };
+    board.metrics.guard_usable.set(i64::from(guard.is_some()));
+    let by_guard = if guard.is_some() { OnOverrun::Defer } else { OnOverrun::Fail };
     Ok(Shared {
+        on_overrun: config.on_overrun.unwrap_or(by_guard),
+        guard,
+        guard_detail,
         metrics: board.metrics.clone(),
+        attacher,
         engine,
         inventory,
         nri: board.nri.clone(),
@@ -308,7 +398,9 @@ async fn start(
         published: board.published.clone(),
         board,
         reports,
-        background: TaskTracker::new(),
+        client,
+        stop: stop.clone(),
+        background,
         config,
     })
 }
@@ -330,20 +422,25 @@ impl DeviceSource for Source {
 
 /// The NRI leg has a thread and a runtime of its own: every pod of the node waits for its answers, and one thread answers
 /// without waking others.
-fn start_nri(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<std::thread::JoinHandle<()>> {
+fn start_nri(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<Option<std::thread::JoinHandle<()>>> {
+    if !shared.config.nri {
+        shared.nri.send_replace(NriState { connected: false, detail: "off (--nri=off)".to_owned() });
+        return Ok(None);
+    }
     let config = SessionConfig::new(
         shared.config.nri_socket.clone(),
         &shared.config.driver_name,
         &shared.config.nri_index,
-        Margin { least: shared.config.nri_margin, ..Margin::default() },
+        shared.config.nri_margin,
         tokio::runtime::Handle::current(),
     )?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start the NRI leg")?;
     let hooks = Arc::new(hooks::Hooks::new(shared));
-    std::thread::Builder::new()
+    let thread = std::thread::Builder::new()
         .name("dranic-nri".to_owned())
         .spawn(move || runtime.block_on(session::run(config, hooks, stop)))
-        .context("can't start the NRI leg's thread")
+        .context("can't start the NRI leg's thread")?;
+    Ok(Some(thread))
 }
 
 async fn forward(mut from: watch::Receiver<grpc::Registration>, shared: Arc<Shared>) {

@@ -3,6 +3,7 @@
 pub mod api;
 pub mod authority;
 pub mod events;
+pub mod evict;
 pub mod grpc;
 pub mod health;
 pub mod publisher;

@@ -51,8 +51,28 @@ pub struct Container {
     pub name: String,
     /// Fully qualified CDI names it was given (runtimes with NRI 0.12 or later).
     pub cdi_devices: Vec<String>,
+    /// Programs that the OCI runtime is to run at `createRuntime`, by CDI or by plugins that were asked before us.
+    pub create_runtime: Vec<String>,
     /// `ContainerState`: 1 created, 2 paused, 3 running, 4 stopped.
     pub state: i32,
+}
+
+/// A program that the OCI runtime runs at `createRuntime`: on the host, when the container's namespaces are made and nothing of it runs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OciHook {
+    /// Absolute, on the host.
+    pub path: String,
+    /// With the program's name first.
+    pub args: Vec<String>,
+    /// Seconds.
+    pub timeout: i64,
+}
+
+/// What is changed of a container that is about to be made.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Adjustment {
+    /// Added to what it has.
+    pub create_runtime: Vec<OciHook>,
 }
 
 /// Why a hook refuses. The text goes to the pod's event, so it names driver, pod, device, step, cause and what to do: the
@@ -95,7 +115,7 @@ pub trait SandboxHandler: Send + Sync + 'static {
         sandbox: Sandbox,
         container: Container,
         deadline: Instant,
-    ) -> impl Future<Output = Result<(), HookError>> + Send;
+    ) -> impl Future<Output = Result<Adjustment, HookError>> + Send;
 
     /// A sandbox stops. Never an error; what takes long goes on in the background.
     fn stop_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> impl Future<Output = ()> + Send;

@@ -12,6 +12,7 @@ mod rig;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use dranic::nri::{Adjustment, OciHook};
 use dranic_testbed::runtime::{ContainerSpec, Failure, Fault, RuntimeOptions, SandboxSpec, What};
 use rig::{LIMIT, PLUGIN, Rig, Seen, Step, foreign, ours};
 
@@ -51,9 +52,20 @@ async fn hooks_get_their_sandbox_and_container() {
         let (pod, double) = (ours("a"), &rig.double);
         assert_eq!(double.run_pod_sandbox(&pod).await.result(), Ok(()));
         let cdi_devices = vec!["dra.net/nic=a".to_owned()];
-        let container =
-            ContainerSpec { id: "c".into(), name: "main".into(), cdi_devices: cdi_devices.clone(), ..ContainerSpec::default() };
-        assert_eq!(double.create_container("a", &container).await.result(), Ok(()));
+        let create_runtime = vec!["/opt/cdi-hook".to_owned()];
+        let container = ContainerSpec {
+            id: "c".into(),
+            name: "main".into(),
+            cdi_devices: cdi_devices.clone(),
+            create_runtime: create_runtime.clone(),
+            ..ContainerSpec::default()
+        };
+        let gate = OciHook { path: "/opt/gate".into(), args: vec!["gate".into(), "--pod".into()], timeout: 65 };
+        *rig.handler.adjustment.lock().unwrap() = Adjustment { create_runtime: vec![gate] };
+        let relay = double.create_container("a", &container).await;
+        let adjusted = relay.adjustments[0].hooks.as_ref().unwrap();
+        assert_eq!((adjusted.create_runtime[0].path.as_str(), adjusted.create_runtime[0].args.len()), ("/opt/gate", 2));
+        assert_eq!(relay.result(), Ok(()));
         assert_eq!(double.stop_pod_sandbox("a").await.result(), Ok(()));
         assert_eq!(double.remove_pod_sandbox("a").await.result(), Ok(()));
 
@@ -65,7 +77,8 @@ async fn hooks_get_their_sandbox_and_container() {
             assert_eq!((&sandbox.id, &sandbox.uid, &sandbox.name), (&pod.id, &pod.uid, &pod.name));
             assert_eq!((&sandbox.namespace, &sandbox.netns), (&pod.namespace, &pod.netns_path));
         }
-        let expected = dranic::nri::Container { id: "c".into(), sandbox: "a".into(), name: "main".into(), cdi_devices, state: 0 };
+        let (id, sandbox, name) = ("c".into(), "a".into(), "main".into());
+        let expected = dranic::nri::Container { id, sandbox, name, cdi_devices, create_runtime, state: 0 };
         assert!(seen.contains(&Seen::Container(expected)));
         let by_event =
             double.log().all().iter().any(|e| matches!(&e.what, What::Request { method, .. } if method == "StateChange"));

@@ -24,20 +24,21 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 pub(super) struct Claims {
     shared: Arc<Shared>,
     client: kube::Client,
-    specs: Specs,
+    specs: Arc<Specs>,
     /// No call may wait any longer.
     stop: CancellationToken,
 }
 
 impl Claims {
-    pub(super) fn new(shared: Arc<Shared>, client: kube::Client, stop: CancellationToken) -> Self {
-        let specs = Specs::new(&shared.config.cdi_dir, &shared.config.driver_name);
-        specs.renew(&shared.engine.records());
+    pub(super) fn new(shared: Arc<Shared>, client: kube::Client, specs: Arc<Specs>, stop: CancellationToken) -> Self {
         Self { shared, client, specs, stop }
     }
 
     /// A pod must not get as far as a sandbox while the runtime would not ask us about it.
     async fn wait_for_nri(&self, claim: &ClaimRef) -> Result<(), ClaimError> {
+        if !self.shared.config.nri {
+            return Ok(());
+        }
         let mut nri = self.shared.nri.subscribe();
         tokio::select! {
             biased;
@@ -72,9 +73,7 @@ impl Claims {
         }
         let wanted = ResolvedClaim { devices: wanted, ..resolved };
         let record = self.prepare_when_free(Arc::new(wanted), Arc::new(pod)).await?;
-        self.specs
-            .write(&record.claim, record.devices.iter().map(|d| &d.device))
-            .map_err(|e| ClaimError(format!("claim {claim}: {e}")))?;
+        self.specs.write(&record).map_err(|e| ClaimError(format!("claim {claim}: {e}")))?;
         devices.extend(answer(&record));
         Ok(devices)
     }

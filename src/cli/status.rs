@@ -71,13 +71,15 @@ pub(super) fn ask(socket: &Path) -> Result<String, Failure> {
 fn text(status: &Status) -> String {
     let error = status.publish_error.as_ref().map(|e| format!(" ({e})")).unwrap_or_default();
     let mut text = format!(
-        "Node:      {}\nDriver:    {} ({})\nKubelet:   {}\nNRI:       {}{}\nPublished: {} devices{error}\n\n",
+        "Node:      {}\nDriver:    {} ({})\nKubelet:   {}\nNRI:       {}{}\nGuard:     {}{}\nPublished: {} devices{error}\n\n",
         status.node,
         status.driver,
         status.version,
         status.kubelet,
         if status.nri_connected { "" } else { "not connected: " },
         status.nri,
+        if status.guard_usable { "" } else { "not used: " },
+        status.guard,
         status.published_devices,
     );
     if status.claims.is_empty() {

@@ -16,7 +16,7 @@ use crate::names::ClaimUid;
 
 /// Claim UIDs never begin with a dot.
 const TEMP_PREFIX: &str = ".tmp-";
-const SUFFIX: &str = ".json";
+pub(super) const SUFFIX: &str = ".json";
 
 /// What a folder holds.
 #[derive(Debug, Default)]
@@ -125,7 +125,7 @@ fn load_one(path: &Path, stem: &str, loaded: &mut Loaded) {
 }
 
 /// At most one byte more than a file may have. What is no regular file reads as empty, which is no record.
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let flags = nix::libc::O_NONBLOCK | nix::libc::O_NOFOLLOW;
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
         Err(error) if error.raw_os_error() == Some(nix::libc::ELOOP) => return Ok(Vec::new()),

@@ -288,7 +288,7 @@ impl<H: SandboxHandler> Dispatcher<H> {
         let outcome = call.start(&self.executor, self.handler.clone(), budget.hook).wait(budget.answer).await;
         tracing::debug!(%subject, ?outcome, elapsed = ?budget.arrival.elapsed(), "hook answered");
         match outcome {
-            Outcome::Done(Ok(())) => Ok(Vec::new()),
+            Outcome::Done(Ok(adjustment)) => Ok(wire::answer(adjustment)),
             // Stop and Remove never fail: on some runtimes that would wedge the pod's deletion.
             _ if hook.is_cleanup() => Ok(Vec::new()),
             Outcome::Done(Err(error)) => Err(get_status(Code::FAILED_PRECONDITION, error)),

@@ -10,7 +10,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::timeout_at;
 
 use super::dispatch::MAX_HOOK_LEAD;
-use super::{Container, HookError, Sandbox, SandboxHandler, proto, wire};
+use super::{Adjustment, Container, HookError, Sandbox, SandboxHandler, proto, wire};
 
 /// The hooks there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,20 +74,15 @@ impl Call {
         }))
     }
 
-    async fn perform<H: SandboxHandler>(self, handler: &H, deadline: Instant) -> Result<(), HookError> {
+    async fn perform<H: SandboxHandler>(self, handler: &H, deadline: Instant) -> Result<Adjustment, HookError> {
         let Self { hook, sandbox, container } = self;
         match hook {
-            Hook::RunPodSandbox => handler.run_pod_sandbox(sandbox, deadline).await,
-            Hook::CreateContainer => handler.create_container(sandbox, container, deadline).await,
-            Hook::StopPodSandbox => {
-                handler.stop_pod_sandbox(sandbox, deadline).await;
-                Ok(())
-            }
-            Hook::RemovePodSandbox => {
-                handler.remove_pod_sandbox(sandbox, deadline).await;
-                Ok(())
-            }
+            Hook::RunPodSandbox => handler.run_pod_sandbox(sandbox, deadline).await?,
+            Hook::CreateContainer => return handler.create_container(sandbox, container, deadline).await,
+            Hook::StopPodSandbox => handler.stop_pod_sandbox(sandbox, deadline).await,
+            Hook::RemovePodSandbox => handler.remove_pod_sandbox(sandbox, deadline).await,
         }
+        Ok(Adjustment::default())
     }
 }
 
@@ -104,12 +99,12 @@ impl fmt::Display for Call {
 
 /// A hook at work. Dropping this does not stop it.
 #[derive(Debug)]
-pub(super) struct Running(JoinHandle<Result<(), HookError>>);
+pub(super) struct Running(JoinHandle<Result<Adjustment, HookError>>);
 
 /// What was known of a hook when its answer was due.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    Done(Result<(), HookError>),
+    Done(Result<Adjustment, HookError>),
     /// It panicked, or the executor is shut down.
     Failed(JoinError),
     StillRunning,

@@ -3,7 +3,9 @@
 //! Most requests are about pods that have nothing to do with us; all other pods of the node wait meanwhile. So the UID is read
 //! straight from the encoded bytes, and only requests about our pods are decoded.
 
-use super::{Container, Sandbox, proto};
+use prost::Message;
+
+use super::{Adjustment, Container, OciHook, Sandbox, proto};
 
 /// Field number of `pod` in the requests.
 pub(super) const POD_IN_REQUEST: u32 = 1;
@@ -131,6 +133,24 @@ pub(super) fn event(message: &[u8]) -> Result<i32, Malformed> {
     Ok(event)
 }
 
+/// The answer to a hook, encoded. Nothing to change is the empty message, which is the answer to every other hook as well.
+pub(super) fn answer(adjustment: Adjustment) -> Vec<u8> {
+    if adjustment.create_runtime.is_empty() {
+        return Vec::new();
+    }
+    let create_runtime = adjustment.create_runtime.into_iter().map(proto::Hook::from).collect();
+    let hooks = Some(proto::Hooks { create_runtime, ..proto::Hooks::default() });
+    let adjust = Some(proto::ContainerAdjustment { hooks, ..proto::ContainerAdjustment::default() });
+    proto::CreateContainerResponse { adjust }.encode_to_vec()
+}
+
+impl From<OciHook> for proto::Hook {
+    fn from(hook: OciHook) -> Self {
+        let timeout = Some(proto::OptionalInt { value: hook.timeout });
+        Self { path: hook.path, args: hook.args, env: Vec::new(), timeout }
+    }
+}
+
 impl From<proto::PodSandbox> for Sandbox {
     fn from(pod: proto::PodSandbox) -> Self {
         let namespaces = pod.linux.map(|linux| linux.namespaces).unwrap_or_default();
@@ -147,6 +167,7 @@ impl From<proto::Container> for Container {
             sandbox: container.pod_sandbox_id,
             name: container.name,
             cdi_devices: container.cdi_devices.into_iter().map(|device| device.name).collect(),
+            create_runtime: container.hooks.into_iter().flat_map(|hooks| hooks.create_runtime).map(|hook| hook.path).collect(),
             state: container.state,
         }
     }

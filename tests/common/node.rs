@@ -101,7 +101,7 @@ pub(crate) fn files(folder: &Path) -> Vec<String> {
 
 /// Every socket that the agent makes.
 pub(crate) fn sockets(cluster: &Cluster) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = vec![cluster.path("status.sock")];
+    let mut found: Vec<PathBuf> = vec![cluster.path("status.sock"), cluster.path("gate.sock")];
     for folder in ["kubelet/plugins/dranic.dev", "kubelet/plugins_registry"] {
         let folder = cluster.path(folder);
         found.extend(files(&folder).into_iter().map(|name| folder.join(name)));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dranic::nri::session::{Margin, SessionConfig, run};
-use dranic::nri::{Container, HookError, Sandbox, SandboxHandler};
+use dranic::nri::{Adjustment, Container, HookError, Sandbox, SandboxHandler};
 use dranic_testbed::runtime::{RuntimeDouble, RuntimeOptions, SandboxSpec};
 use tempfile::TempDir;
 use tokio::runtime::Handle;
@@ -41,6 +41,8 @@ pub(crate) enum Seen {
 /// Pods whose UID starts with "ours" are ours.
 pub(crate) struct Scripted {
     step: Mutex<Step>,
+    /// What every container gets.
+    pub(crate) adjustment: Mutex<Adjustment>,
     seen: Mutex<Vec<Seen>>,
     changed: watch::Sender<usize>,
     pub(crate) asked: AtomicUsize,
@@ -49,7 +51,7 @@ pub(crate) struct Scripted {
 impl Scripted {
     pub(crate) fn new() -> Arc<Self> {
         let (changed, asked) = (watch::Sender::new(0), AtomicUsize::new(0));
-        Arc::new(Self { step: Mutex::new(Step::Succeed), seen: Mutex::default(), changed, asked })
+        Arc::new(Self { step: Mutex::new(Step::Succeed), adjustment: Mutex::default(), seen: Mutex::default(), changed, asked })
     }
 
     pub(crate) fn set(&self, step: Step) {
@@ -118,9 +120,10 @@ impl SandboxHandler for Scripted {
         self.work("run", sandbox, deadline).await
     }
 
-    async fn create_container(&self, sandbox: Sandbox, container: Container, deadline: Instant) -> Result<(), HookError> {
+    async fn create_container(&self, sandbox: Sandbox, container: Container, deadline: Instant) -> Result<Adjustment, HookError> {
         self.add(Seen::Container(container));
-        self.work("create", sandbox, deadline).await
+        self.work("create", sandbox, deadline).await?;
+        Ok(self.adjustment.lock().unwrap().clone())
     }
 
     async fn stop_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) {

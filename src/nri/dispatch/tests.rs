@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::nri::HookError;
+use crate::nri::{Adjustment, HookError};
 
 const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
@@ -36,7 +36,7 @@ impl SandboxHandler for Nobody {
     async fn run_pod_sandbox(&self, _: Sandbox, _: Instant) -> Result<(), HookError> {
         panic!("not asked")
     }
-    async fn create_container(&self, _: Sandbox, _: Container, _: Instant) -> Result<(), HookError> {
+    async fn create_container(&self, _: Sandbox, _: Container, _: Instant) -> Result<Adjustment, HookError> {
         panic!("not asked")
     }
     async fn stop_pod_sandbox(&self, _: Sandbox, _: Instant) {

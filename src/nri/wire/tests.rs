@@ -13,11 +13,13 @@ fn request(uid: &str) -> proto::CreateContainerRequest {
     let pod =
         proto::PodSandbox { id: "s".into(), name: "n".into(), uid: uid.into(), namespace: "ns".into(), linux, pid: 300, ips };
     let cdi_devices = vec![proto::CdiDevice { name: "a/b=c".into() }];
+    let create_runtime = vec![proto::Hook { path: "/opt/gate".into(), ..Default::default() }];
     let container = proto::Container {
         id: "c".into(),
         pod_sandbox_id: "s".into(),
         name: "x".into(),
         state: 3,
+        hooks: Some(proto::Hooks { create_runtime, ..Default::default() }),
         cdi_devices,
         ..Default::default()
     };
@@ -34,7 +36,20 @@ fn messages_become_the_types_of_the_hooks() {
     assert_eq!(sandbox, expected);
     let container = Container::from(request.container.unwrap());
     let cdi_devices = vec!["a/b=c".to_owned()];
-    assert_eq!(container, Container { id: "c".into(), sandbox: "s".into(), name: "x".into(), cdi_devices, state: 3 });
+    let create_runtime = vec!["/opt/gate".to_owned()];
+    let expected = Container { id: "c".into(), sandbox: "s".into(), name: "x".into(), cdi_devices, create_runtime, state: 3 };
+    assert_eq!(container, expected);
+}
+
+#[test]
+fn nothing_to_change_is_the_empty_answer_and_a_hook_comes_whole() {
+    assert_eq!(answer(Adjustment::default()), Vec::<u8>::new());
+    let args = vec!["gate".to_owned(), "--pod".to_owned()];
+    let hook = OciHook { path: "/opt/gate".into(), args: args.clone(), timeout: 65 };
+    let bytes = answer(Adjustment { create_runtime: vec![hook] });
+    let adjust = proto::CreateContainerResponse::decode(&bytes[..]).unwrap().adjust.unwrap();
+    let hook = &adjust.hooks.unwrap().create_runtime[0];
+    assert_eq!((hook.path.as_str(), &hook.args, hook.timeout.as_ref().unwrap().value), ("/opt/gate", &args, 65));
 }
 
 #[test]

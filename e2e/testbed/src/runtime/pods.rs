@@ -33,6 +33,8 @@ pub struct ContainerSpec {
     pub cdi_devices: Vec<String>,
     /// Environment, `NAME=value`: what CDI specs brought as well.
     pub env: Vec<String>,
+    /// Programs to run at `createRuntime`, that CDI specs brought.
+    pub create_runtime: Vec<String>,
 }
 
 /// Every request about a pod, with the parts already encoded. On the wire the same as the message it stands for.
@@ -114,9 +116,18 @@ impl ContainerSpec {
     /// Encoded `Container`.
     pub(super) fn encode(&self, sandbox: &str, state: i32) -> Vec<u8> {
         let cdi_devices = self.cdi_devices.iter().map(|name| proto::CdiDevice { name: name.clone() }).collect();
-        let (id, name) = (self.id.clone(), self.name.clone());
-        proto::Container { id, pod_sandbox_id: sandbox.to_owned(), name, state, env: self.env.clone(), cdi_devices }
-            .encode_to_vec()
+        let hook = |path: &String| proto::Hook { path: path.clone(), ..proto::Hook::default() };
+        let create_runtime = self.create_runtime.iter().map(hook).collect();
+        proto::Container {
+            id: self.id.clone(),
+            pod_sandbox_id: sandbox.to_owned(),
+            name: self.name.clone(),
+            state,
+            env: self.env.clone(),
+            hooks: Some(proto::Hooks { create_runtime, ..proto::Hooks::default() }),
+            cdi_devices,
+        }
+        .encode_to_vec()
     }
 }
 
