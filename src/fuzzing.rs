@@ -9,6 +9,7 @@ pub type Target = (&'static str, fn(&[u8]));
 /// All of them.
 pub const TARGETS: &[Target] = &[
     ("doctor", crate::doctor::fuzzing::doctor),
+    ("guard", crate::gate::fuzzing::guard),
     ("headers", crate::dra::authority::fuzzing::headers),
     ("mux", crate::nri::mux::fuzzing::mux),
     ("nri", crate::nri::fuzzing::nri),

@@ -3,6 +3,7 @@
 use serde_json::value::RawValue;
 
 use super::file::{decode, encode, sealed};
+use super::peek;
 use crate::names::ClaimUid;
 
 /// Claim and boot that the seeds name; others are refused behind the checksum.
@@ -18,5 +19,7 @@ pub(crate) fn record(data: &[u8]) {
     let Ok(record) = decode(&file, &claim) else { return };
     // What was read once can be written and is read as the same.
     let again = encode(&record).unwrap_or_else(|error| panic!("{error}"));
+    let head = &again[..again.len().min(peek::HEAD as usize)];
+    assert!(peek::may_be_of(head, &record.pod.uid), "the guard would pass over it");
     assert_eq!(decode(&again, &claim), Ok(record));
 }

@@ -10,7 +10,7 @@ use ttrpc::proto::Code;
 
 use super::dispatch::{self, Dispatcher, Margin};
 use super::hook::{Call, Hook};
-use super::{Container, HookError, Sandbox, SandboxHandler, mux, proto, wire};
+use super::{Adjustment, Container, HookError, OciHook, Sandbox, SandboxHandler, mux, proto, wire};
 use crate::fuzzing::Input;
 
 /// Beginning of the variables that the handler wants to see.
@@ -214,8 +214,10 @@ impl SandboxHandler for Scripted {
         Self::does(&sandbox)
     }
 
-    async fn create_container(&self, sandbox: Sandbox, _: Container, _: Instant) -> Result<(), HookError> {
-        Self::does(&sandbox)
+    async fn create_container(&self, sandbox: Sandbox, container: Container, _: Instant) -> Result<Adjustment, HookError> {
+        Self::does(&sandbox)?;
+        let hooks = container.create_runtime.into_iter().map(|path| OciHook { args: vec![path.clone()], path, timeout: 1 });
+        Ok(Adjustment { create_runtime: hooks.collect() })
     }
 
     async fn stop_pod_sandbox(&self, _: Sandbox, _: Instant) {}
