@@ -11,13 +11,17 @@ K8S ?= 1.37.2
 CONTAINERD ?= released
 E2E ?=
 export K8S CONTAINERD
+# Of make fuzz: which targets (all), and how long each of them; see fuzz/README.md.
+FUZZ ?=
+FUZZ_SECONDS ?= 60
+export FUZZ FUZZ_SECONDS
 # Where `make bench` writes its figures as JSON; empty: to nowhere.
 BENCH_JSON ?=
 # More for `make bench`, such as "--rounds 20" or "--check".
 BENCH_ARGS ?=
 export BENCH_JSON
 
-.PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e
+.PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e fuzz
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -55,6 +59,10 @@ cluster-down: ## end it; nothing of it is left
 e2e: ## run all scenarios on it; ends with "N passed, N failed, N skipped" (E2E="--only NAME", see README of e2e/cluster)
 	@hack/setup.sh cluster
 	@e2e/cluster/e2e.sh $(E2E)
+
+fuzz: ## fuzz the parsers of hostile bytes (FUZZ_SECONDS=60 FUZZ=mux,ttrpc); ends with "N passed, N failed, N skipped"
+	@hack/setup.sh fuzz
+	@hack/fuzz.sh
 
 lint: ## check formatting, and clippy without warnings
 	@hack/setup.sh build

@@ -9,6 +9,8 @@
 pub mod args;
 pub mod ask;
 pub mod check;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 pub mod hook;
 pub mod look;
 pub mod oci;

@@ -2,6 +2,8 @@
 
 mod file;
 mod folder;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 pub mod peek;
 pub mod record;
 mod store;

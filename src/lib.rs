@@ -9,8 +9,11 @@ pub mod attach;
 pub mod cli;
 pub mod config;
 mod crash;
+pub mod doctor;
 mod doubles;
 pub mod dra;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod gate;
 pub mod inventory;
 pub mod ledger;

@@ -24,6 +24,12 @@ const GOOD: &[&[&str]] = &[
     &["agent.guardDir=", "agent.onOverrun=fail", "agent.hold=0", "agent.nriMarginPercent=null"],
     &["http.address=::", "http.port=9999", "serviceMonitor.create=true", "serviceMonitor.labels.release=prometheus"],
     &["apiServer.host=fd00::1", "apiServer.port=6443", "rbac.create=false", "admissionPolicy.create=false"],
+    &[
+        "requiredPlugin.policy.create=true",
+        "requiredPlugin.policy.namespaceLabels.team=a",
+        "fullnameOverride=x",
+        "driverName=dra.net",
+    ],
     &["serviceAccount.create=false", "serviceAccount.name=other", "serviceAccount.annotations.a=b", "podLabels.a=b"],
     &["admissionPolicy.actions={Warn,Audit}", "updateStrategy.type=OnDelete", "updateStrategy.rollingUpdate=null"],
     &["updateStrategy.rollingUpdate.maxSurge=0", "updateStrategy.rollingUpdate.maxUnavailable=10%", "podAnnotations.a=b"],
@@ -74,6 +80,8 @@ const BAD: &[(&str, &str)] = &[
     ("apiServer.host=api.example.com", "/apiServer/host"),
     ("admissionPolicy.actions={Deny,Warn}", "/admissionPolicy/actions"),
     ("admissionPolicy.actions={}", "/admissionPolicy/actions"),
+    ("requiredPlugin.policy.apiVersion=v1alpha1", "/requiredPlugin/policy/apiVersion"),
+    ("requiredPlugin.policy.nope=1", "'nope' not allowed"),
     ("serviceAccount.create=false", "serviceAccount.name is needed"),
     ("serviceMonitor.create=true", "needs http.address other than loopback"),
     ("terminationGracePeriodSeconds=5", "/terminationGracePeriodSeconds"),
@@ -174,6 +182,23 @@ fn the_right_to_evict_is_given_only_where_it_is_used() {
         one(&objects, "ClusterRole")["rules"].as_array().unwrap().iter().any(|r| r["resources"] == json!(["pods/eviction"]))
     };
     assert!(!evicts(&[]) && !evicts(&["agent.onMissedSandbox=null"]) && evicts(&["agent.onMissedSandbox=evict"]));
+}
+
+#[test]
+fn the_plugin_is_required_by_its_name_and_not_of_our_own_pods() {
+    let Some(helm) = Helm::get() else { return };
+    let objects = helm.template(&["requiredPlugin.policy.create=true", "driverName=dra.net"]).unwrap();
+    let policy = one(&objects, "MutatingAdmissionPolicy");
+    let expression = policy["spec"]["mutations"][0]["applyConfiguration"]["expression"].as_str().unwrap();
+    assert!(expression.contains(r#"{'required-plugins.noderesource.dev': '["dra.net"]'}"#), "{expression}");
+    let binding = one(&objects, "MutatingAdmissionPolicyBinding");
+    assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
+    let excluded = &binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"][0];
+    assert_eq!(excluded["operator"], "NotIn");
+    let namespaces = excluded["values"].as_array().unwrap();
+    let own = one(&objects, "DaemonSet")["metadata"]["namespace"].clone();
+    assert!(namespaces.contains(&json!("kube-system")) && namespaces.contains(&own), "{namespaces:?}");
+    assert!(helm.template(&[]).unwrap().iter().all(|object| object["kind"] != "MutatingAdmissionPolicy"), "it is off by default");
 }
 
 #[test]
@@ -308,12 +333,10 @@ fn manifests_are_what_the_chart_gives() {
     let scratch = tempfile::tempdir().unwrap();
     let output = Command::new(repo().join("hack/manifests.sh")).arg(scratch.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    let mut files: Vec<PathBuf> = std::fs::read_dir(scratch.path()).unwrap().map(|e| e.unwrap().path()).collect();
-    files.sort();
-    assert_eq!(files.len(), 4, "{files:?}");
-    for file in files {
-        let name = file.file_name().unwrap().to_str().unwrap();
-        let made = std::fs::read_to_string(&file).unwrap();
+    for name in
+        ["admissionpolicy.yaml", "daemonset.yaml", "deviceclass.yaml", "optional/required-plugin-policy.yaml", "rbac.yaml"]
+    {
+        let made = std::fs::read_to_string(scratch.path().join(name)).unwrap();
         assert_eq!(read(&format!("manifests/{name}")), made, "manifests/{name}: run hack/manifests.sh");
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<(), Failure> {
 ///
 /// # Errors
 /// When no agent answers; exit code 69.
-fn ask(socket: &Path) -> Result<String, Failure> {
+pub(super) fn ask(socket: &Path) -> Result<String, Failure> {
     let unavailable = |e: std::io::Error| Failure {
         code: EXIT_UNAVAILABLE,
         message: format!(

