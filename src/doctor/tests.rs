@@ -349,15 +349,15 @@ fn the_agent_says_what_it_has_and_fields_may_be_missing() {
         (Ok("{}"), false, &[]),
         (Ok("[1]"), false, &[]),
         (Ok("nonsense"), false, &["Error agent: its answer is no JSON"]),
-        (Err("no agent answers"), false, &["Error agent: no agent answers"]),
+        (Err("no agent answers"), false, &["Error agent: no answer: no agent"]),
         (
             Ok(r#"{"nriConnected":false,"nri":"connection refused"}"#),
             false,
             &["Error agent: NRI: not connected: connection refused"],
         ),
-        (Ok(r#"{"kubelet":"waiting for the kubelet"}"#), false, &["Error agent: kubelet: waiting"]),
+        (Ok(r#"{"kubelet":"waiting for the kubelet"}"#), false, &["Error agent: kubelet: not registered: waiting"]),
         (Ok(r#"{"publishedDevices":0}"#), false, &["Warning agent: ResourceSlices: no device"]),
-        (Ok(r#"{"publishedDevices":3,"publishError":"403"}"#), false, &["Error agent: ResourceSlices: 403"]),
+        (Ok(r#"{"publishedDevices":3,"publishError":"403"}"#), false, &["Error agent: ResourceSlices: not published: 403"]),
         (Ok(r#"{"guardUsable":false,"guard":"noexec"}"#), false, &["Warning agent: guard: not used: noexec"]),
     ];
     for (answer, connected, expected) in cases {
