@@ -384,7 +384,13 @@ fn the_guard_and_the_ledger_are_looked_at() {
     };
     assert!(about("NRI socket")[0].contains("it is no socket"), "{:?}", about("NRI socket"));
     assert!(about("dranic-guard")[0].contains("not executable (mode 0644)"), "{:?}", about("guard"));
-    assert!(about("ledger")[0].contains("mode 0755"), "{:?}", about("ledger"));
+    assert!(about("ledger")[0].starts_with("Note ") && about("ledger")[0].contains("mode 0755"), "{:?}", about("ledger"));
+    mode(&dir, 0o770);
+    assert!(
+        about("ledger")[0].starts_with("Warning ") && about("ledger")[0].contains("written by others"),
+        "{:?}",
+        about("ledger")
+    );
     mode(&guard, 0o775);
     assert!(about("dranic-guard")[0].contains("can be written by others"), "{:?}", about("guard"));
     mode(&guard, 0o755);
