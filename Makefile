@@ -29,7 +29,7 @@ help: ## list the targets
 setup: ## install what is missing for building and testing (Debian 12, root)
 	@hack/setup.sh
 
-build: ## build the agent: target/release/dranic
+build: ## build the agent and its guard: target/release/dranic, dranic-guard
 	@hack/setup.sh build
 	@cargo build --release --locked --package dranic
 
@@ -38,12 +38,12 @@ test: setup ## run all tests; ends with "N passed, N failed, N skipped"
 
 demo: setup ## watch pods get NICs on a scratch node (NICS=8)
 	@echo "building the agent and the demo (the first time takes some minutes)"
-	@cargo build --locked --bin dranic --bin dranic-demo --workspace
+	@cargo build --locked --bin dranic --bin dranic-guard --bin dranic-demo --workspace
 	@"$$(hack/target.sh)/debug/dranic-demo" --nics $(NICS)
 
 bench: setup ## measure a release build (BENCH_JSON=FILE keeps the figures)
 	@echo "building a release of the agent and the benchmark (the first time takes some minutes)"
-	@cargo build --release --locked --workspace --bin dranic --bin dranic-bench
+	@cargo build --release --locked --workspace --bin dranic --bin dranic-guard --bin dranic-bench
 	@"$$(hack/target.sh)/release/dranic-bench" $(BENCH_ARGS)
 
 cluster: ## bring a real Kubernetes of two nodes up, with the agent on it (K8S=1.37.2 CONTAINERD=released|policy|debian)

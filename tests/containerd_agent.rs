@@ -3,6 +3,8 @@
 //! containerd 2.1 has NRI 0.8: pod events come as `StateChange`, a plugin that is away or late is passed over (no failure policy),
 //! and a sandbox whose hook failed leaves its pause container, and with it the namespace, behind.
 
+#[path = "containerd_agent/gate.rs"]
+mod gate;
 #[path = "containerd_agent/rig.rs"]
 mod rig;
 

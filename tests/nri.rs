@@ -115,7 +115,7 @@ async fn pods_of_others_reach_no_hook() {
 async fn the_text_of_a_refusal_reaches_the_runtime_and_cleanup_never_fails() {
     let rig = Rig::ready(|options| options).await;
     for (step, code, text) in
-        [(Step::Fail("claim x: device y: gone"), 9, "claim x: device y: gone"), (Step::Panic, 13, "panicked")]
+        [(Step::Fail("claim x: device y: gone"), "FailedPrecondition", "claim x: device y: gone"), (Step::Panic, "Internal", "panicked")]
     {
         rig.handler.set(step);
         let error = rig.double.run_pod_sandbox(&ours("a")).await.error.unwrap();
@@ -154,7 +154,7 @@ async fn slow_work_is_refused_before_the_deadline_and_goes_on() {
             rig.handler.set(Step::Succeed);
         });
         let error = relayed.0.error.expect("the work takes longer than the request may");
-        assert!(error.starts_with("rpc error: code = 10 ") && error.contains("still running"), "{error}");
+        assert!(error.starts_with("rpc error: code = Aborted ") && error.contains("still running"), "{error}");
         assert!(error.contains("dranic") && error.contains(&format!("pod-{number}")), "{error}");
         // Half of 300 ms is the margin here.
         assert!(relayed.0.elapsed >= ms(140) && relayed.0.elapsed < ms(300), "{:?}", relayed.0.elapsed);

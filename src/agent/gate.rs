@@ -135,12 +135,17 @@ impl Gate {
 
     /// Tries until everything is there or the guard is gone; none then.
     async fn work(&self, stream: &mut UnixStream, wanted: &Wanted) -> Option<Answer> {
-        let mut pause = PAUSE.0;
+        let (mut pause, mut told) = (PAUSE.0, false);
         loop {
             let why = match self.now(wanted).await {
                 Ok(Now::Never(why)) => return Some(Answer::Refused { why, is_final: true }),
                 Ok(Now::Wait(why)) | Err(why) => why,
                 Ok(Now::Attach(sandbox)) => {
+                    // Once: later the error of the last attempt says more.
+                    let begun = || Answer::Working { why: "the agent is attaching them".to_owned() };
+                    if !std::mem::replace(&mut told, true) && !send(stream, &begun()).await {
+                        return None;
+                    }
                     let attached = tokio::select! {
                         attached = self.attach(wanted, sandbox) => attached,
                         // The attach goes on, to its end or its roll-back.
@@ -186,7 +191,15 @@ async fn attach(shared: &Arc<Shared>, wanted: &Wanted, sandbox: SandboxId) -> at
     let (pod, path, netns) = (wanted.request.pod.clone(), wanted.path.clone(), Some(wanted.netns.clone()));
     let now = Instant::now();
     let order = attacher::Wanted { pod, sandbox, path, netns, deadline: now + BACKGROUND_LIMIT, held_until: now };
-    shared.attacher.attach(order).done().await
+    if shared.config.nri {
+        return shared.attacher.attach(order).done().await;
+    }
+    // Nobody else brings it, so it is not late.
+    let sandbox = order.sandbox.clone();
+    shared.attacher.announce(&sandbox);
+    let outcome = shared.attacher.attach(order).done().await;
+    shared.attacher.forget(&sandbox);
+    outcome
 }
 
 /// Compares a request with the ledger.

@@ -66,15 +66,13 @@ pub struct Forecast {
     rest: Samples,
 }
 
-/// An attach that was carried out.
+/// An attach that was carried out, whole or in part.
 #[derive(Debug, Clone, Default)]
 pub struct Done {
     /// The devices' kinds and their moves.
     pub moves: Vec<(Kind, Duration)>,
-    /// Everything inside the pod, for all devices.
-    pub configure: Duration,
-    /// From the beginning to the end, less the two.
-    pub rest: Duration,
+    /// Of a whole one: everything inside the pod, for all devices; and what is neither of the two.
+    pub inside: Option<(Duration, Duration)>,
 }
 
 impl Forecast {
@@ -89,13 +87,14 @@ impl Forecast {
                 times.moves.add(*time);
             }
         }
-        self.rest.add(done.rest);
+        let Some((configure, rest)) = done.inside else { return };
+        self.rest.add(rest);
         // All devices are configured in one pipeline: whose share is whose is known where all are alike.
         let first = &done.moves[0].0;
         if done.moves.iter().all(|(kind, _)| kind == first)
             && let Some(times) = self.times(first)
         {
-            times.configure.add(done.configure / count);
+            times.configure.add(configure / count);
         }
     }
 
@@ -106,7 +105,7 @@ impl Forecast {
     /// How long an attach of devices of these kinds takes; none where one of them was never attached.
     #[must_use]
     pub fn predict<'a>(&self, kinds: impl IntoIterator<Item = &'a Kind>) -> Option<Duration> {
-        let mut total = self.rest.median()?;
+        let mut total = self.rest.median().unwrap_or_default();
         for kind in kinds {
             let times = self.kinds.get(kind)?;
             total += times.moves.median()? + times.configure.median().unwrap_or_default();
@@ -141,7 +140,7 @@ mod tests {
 
     fn done(moves: &[(&str, u64)], configure: u64, rest: u64) -> Done {
         let moves = moves.iter().map(|(name, time)| (kind(name), ms(*time))).collect();
-        Done { moves, configure: ms(configure), rest: ms(rest) }
+        Done { moves, inside: Some((ms(configure), ms(rest))) }
     }
 
     #[test]
@@ -203,6 +202,13 @@ mod tests {
             forecast.doubt(&[kind("veth"), kind("veth")]);
         }
         assert_eq!(forecast.predict(&[kind("veth")]), None);
+    }
+
+    #[test]
+    fn an_attach_that_failed_teaches_its_moves() {
+        let mut forecast = Forecast::default();
+        forecast.learn(&Done { moves: vec![(kind("veth"), ms(20))], inside: None });
+        assert_eq!(forecast.predict(&[kind("veth"), kind("veth")]), Some(ms(40)));
     }
 
     #[test]

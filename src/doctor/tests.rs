@@ -307,6 +307,9 @@ fn links_of_the_host_stay_on_the_host() {
     fs::create_dir(root.path().join("var")).unwrap();
     symlink("/run", root.path().join("var/run")).unwrap();
     symlink("../../../../../../run/a", root.path().join("up")).unwrap();
+    fs::create_dir_all(root.path().join("a/b/c")).unwrap();
+    symlink("/run", root.path().join("a/b/c/run")).unwrap();
+    assert_eq!(host.text(Path::new("/a/b/c/run/a")).as_deref(), Ok("inside"));
     symlink("round", root.path().join("round")).unwrap();
     assert_eq!(host.text(Path::new("/var/run/a")).as_deref(), Ok("inside"));
     assert_eq!(host.text(Path::new("/up")).as_deref(), Ok("inside"));

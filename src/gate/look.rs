@@ -88,7 +88,7 @@ impl Scene {
         Ok(check::check(&records, &Seen { netns: self.netns.id(), boot_id: &self.boot_id, links: &links, addresses: &addresses }))
     }
 
-    fn inside(&mut self) -> Result<(Vec<link::Link>, Vec<(u32, address::Address)>), NetlinkError> {
+    fn inside(&mut self) -> Result<Inside, NetlinkError> {
         let deadline = Instant::now() + LIMIT;
         let mut socket = match self.socket.take() {
             Some(socket) => socket,
@@ -100,6 +100,9 @@ impl Scene {
         Ok(seen)
     }
 }
+
+/// What is in the namespace: its links, and addresses by index of their link.
+type Inside = (Vec<link::Link>, Vec<(u32, address::Address)>);
 
 fn proc_path(state: &State) -> PathBuf {
     PathBuf::from(format!("/proc/{}/ns/net", state.pid))

@@ -67,8 +67,7 @@ async fn a_namespace_that_the_runtime_has_lost() {
     node::assert_phase(&cluster, 2, Phase::Prepared);
     pod.sandbox.lost = Some(vec!["10.244.0.7".to_owned()]);
     cluster.runtime.add_pod(pod.sandbox.clone(), Vec::new());
-    let outcome = cluster.runtime.create_container(&pod.sandbox.id, &pod.container("main")).await;
-    assert_eq!(outcome.error, None);
+    assert_eq!(cluster.start_container(&pod, "main", &[]).await, Ok(()));
     node::assert_phase(&cluster, 2, Phase::Attached);
     assert!(names(0..2).iter().all(|nic| pod.links_up().unwrap().contains(nic)), "{:?}", pod.links_up());
     node::end(&cluster, &pod, &claims).await;
@@ -127,7 +126,9 @@ async fn a_name_that_is_taken_in_the_pod() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_device_that_is_gone_after_prepare() {
-    let Some((cluster, mut before)) = node::start(3).await else { return };
+    let Some(mut options) = node::options(3) else { return };
+    options.arguments = vec!["--guard-wait=1".to_owned()];
+    let (cluster, mut before) = node::start_with(options).await;
     let mut pod = cluster.pod("a").unwrap();
     let claims = [cluster.claim("c", &pod, &names(0..3), &[]).unwrap()];
     let device = cluster.device("nic1").unwrap();
@@ -140,8 +141,8 @@ async fn a_device_that_is_gone_after_prepare() {
     // Also where the runtime missed that, no container starts.
     pod.sandbox.id = "missed".to_owned();
     cluster.runtime.add_pod(pod.sandbox.clone(), Vec::new());
-    let error = cluster.runtime.create_container(&pod.sandbox.id, &pod.container("main")).await.error.expect("nic1 is gone");
-    assert_says(&error, &["claim default/c", &device, "is gone"]);
+    let error = cluster.start_container(&pod, "main", &[]).await.expect_err("nic1 is gone");
+    assert_says(&error, &["default/c", &device, "is gone"]);
     node::assert_empty(&pod);
     assert_eq!(cluster.runtime.plugins(), [PLUGIN]);
     cluster.unprepare(&claims).await.unwrap();

@@ -121,7 +121,7 @@ pub(crate) async fn end(cluster: &Cluster, pod: &Pod, claims: &[Claim]) {
 pub(crate) async fn run(cluster: &Cluster, pod: &Pod) {
     let relay = cluster.runtime.run_pod_sandbox(&pod.sandbox).await;
     assert_eq!(relay.error, None, "{}", cluster.log());
-    cluster.runtime.create_container(&pod.sandbox.id, &pod.container("main")).await.result().unwrap();
+    cluster.start_container(pod, "main", &[]).await.unwrap_or_else(|e| panic!("{e}\n{}", cluster.log()));
 }
 
 /// The links `wanted` are in the pod and up, with the addresses that NICs of [`nics`] have.

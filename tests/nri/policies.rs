@@ -48,7 +48,7 @@ async fn an_explicit_error_fails_the_request_and_keeps_the_plugin() {
     for honours_policy in [false, true] {
         for policy in policies() {
             let (relayed, kept) = outcome(honours_policy, policy, Behaviour::Refuse(4, "no".to_owned())).await;
-            assert_eq!((relayed.error.as_deref(), kept), (Some("rpc error: code = 4 desc = no"), true));
+            assert_eq!((relayed.error.as_deref(), kept), (Some("rpc error: code = DeadlineExceeded desc = no"), true));
         }
     }
 }
@@ -88,7 +88,7 @@ async fn a_missing_method_is_tried_as_state_change() {
     let events = double.log().all();
     let asked =
         events.iter().filter_map(|event| if let What::Request { method, .. } = &event.what { Some(&method[..]) } else { None });
-    assert_eq!(asked.collect::<Vec<_>>(), ["StopPodSandbox", "StateChange", "StateChange"]);
+    assert_eq!(asked.collect::<Vec<_>>(), ["StopPodSandbox", "StateChange", "StateChange", "StateChange"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,6 +4,7 @@
 //! time, as Go writes and reads them ([`wire`]), with the failure policies of NRI 0.12.4 and the habits of older versions. It makes
 //! no network namespaces: a [`SandboxSpec`] carries the path of one.
 
+mod caller;
 mod connection;
 mod handshake;
 mod log;
@@ -24,14 +25,15 @@ use tokio::net::UnixListener;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::task::JoinHandle;
 
+pub use caller::Caller;
 use connection::Connection;
 pub use connection::Failure;
 pub use handshake::Fault;
 pub use log::{Event, Log, What};
 use pods::PodRequest;
 pub use pods::{ContainerSpec, SandboxSpec};
-pub use relay::Relay;
-use relay::{Kind, relay};
+use relay::relay;
+pub use relay::{Kind, Relay};
 
 /// Which runtime to be.
 #[derive(Debug, Clone)]
@@ -40,8 +42,13 @@ pub struct RuntimeOptions {
     pub socket: PathBuf,
     /// Pod events as RPCs of their own (NRI 0.12 and later), or as `StateChange` (before).
     pub dedicated_rpcs: bool,
-    /// Whether the plugins' failure policies count (NRI 0.12.4 and later).
+    /// Whether the plugins' failure policies count, and plugins are not blamed when the runtime's own time is over (NRI 0.12.4 and
+    /// later).
     pub honours_policy: bool,
+    /// Events that a plugin may subscribe to; any other bit ends its connection.
+    pub valid_events: i32,
+    /// Whether a plugin's name may have certain characters only, or just must not be empty.
+    pub checks_names: bool,
     /// For one request to one plugin.
     pub request_timeout: Duration,
     /// From the connection to RegisterPlugin.
@@ -71,6 +78,8 @@ impl RuntimeOptions {
             socket: socket.into(),
             dedicated_rpcs: true,
             honours_policy: true,
+            valid_events: 0x3fff,
+            checks_names: true,
             request_timeout: Duration::from_secs(2),
             registration_timeout: Duration::from_secs(5),
             tells_timeouts: true,
@@ -84,12 +93,13 @@ impl RuntimeOptions {
         }
     }
 
-    /// A runtime before NRI 0.12: `StateChange`, no failure policy.
+    /// A runtime with NRI 0.8 (containerd 2.0 and 2.1): `StateChange`, no failure policy.
     pub fn old(socket: impl Into<PathBuf>) -> Self {
-        let (dedicated_rpcs, honours_policy) = (false, false);
         Self {
-            dedicated_rpcs,
-            honours_policy,
+            dedicated_rpcs: false,
+            honours_policy: false,
+            valid_events: 0x07ff,
+            checks_names: false,
             nri_version: String::new(),
             runtime_version: "v2.1.9".to_owned(),
             ..Self::new(socket)
@@ -102,6 +112,8 @@ impl RuntimeOptions {
         Self {
             runtime_name: "cri-o".to_owned(),
             runtime_version: "1.36.3".to_owned(),
+            valid_events: 0x3fff,
+            checks_names: true,
             forgets_old_pods: false,
             ..Self::old(socket)
         }
@@ -130,6 +142,7 @@ struct Pod {
 
 struct Inner {
     options: RuntimeOptions,
+    request_timeout: Mutex<Duration>,
     log: Arc<Log>,
     /// Held during each request and during Synchronize.
     requests: AsyncMutex<()>,
@@ -141,6 +154,10 @@ struct Inner {
 }
 
 impl Inner {
+    fn request_timeout(&self) -> Duration {
+        *locked(&self.request_timeout)
+    }
+
     fn plugins(&self) -> Vec<Arc<Plugin>> {
         locked(&self.plugins).clone()
     }
@@ -199,6 +216,7 @@ impl RuntimeDouble {
     /// If the socket can't be made.
     pub fn start(options: RuntimeOptions) -> io::Result<Self> {
         let inner = Inner {
+            request_timeout: options.request_timeout.into(),
             options,
             log: Arc::default(),
             requests: AsyncMutex::default(),
@@ -210,6 +228,11 @@ impl RuntimeDouble {
         let double = Self { inner: Arc::new(inner), listener: Mutex::default() };
         double.up()?;
         Ok(double)
+    }
+
+    /// For one request to one plugin, from now on.
+    pub fn set_request_timeout(&self, limit: Duration) {
+        *locked(&self.inner.request_timeout) = limit;
     }
 
     /// What happened so far.
@@ -251,6 +274,11 @@ impl RuntimeDouble {
         locked(&self.inner.pods).insert(spec.id, pod);
     }
 
+    /// Takes all pods out of the store, and tells no plugin.
+    pub fn clear_pods(&self) {
+        locked(&self.inner.pods).clear();
+    }
+
     /// The pods in the store.
     pub fn pods(&self) -> Vec<SandboxSpec> {
         locked(&self.inner.pods).values().map(|pod| pod.spec.clone()).collect()
@@ -258,11 +286,10 @@ impl RuntimeDouble {
 
     /// Relays RunPodSandbox. On success the pod is stored; on failure Stop and Remove follow at once, as in containerd.
     pub async fn run_pod_sandbox(&self, spec: &SandboxSpec) -> Relay {
-        let request = PodRequest { pod: spec.encode(false), container: Vec::new() };
-        let relayed = relay(&self.inner, Kind::Run, &spec.id, &request).await;
+        let relayed = self.relay(Kind::Run, spec, None, Caller::default()).await;
         if relayed.error.is_some() {
-            relay(&self.inner, Kind::Stop, &spec.id, &request).await;
-            relay(&self.inner, Kind::Remove, &spec.id, &request).await;
+            self.relay_as(Kind::Stop, spec, false).await;
+            self.relay_as(Kind::Remove, spec, false).await;
         } else {
             self.add_pod(spec.clone(), Vec::new());
         }
@@ -272,8 +299,7 @@ impl RuntimeDouble {
     /// Relays CreateContainer for a stored pod; fails for others.
     pub async fn create_container(&self, sandbox: &str, container: &ContainerSpec) -> Relay {
         let Some(pod) = self.pod(sandbox) else { return not_found(sandbox) };
-        let request = PodRequest { pod: pod.spec.encode(false), container: container.encode(sandbox, 0) };
-        let relayed = relay(&self.inner, Kind::Create, sandbox, &request).await;
+        let relayed = self.relay(Kind::Create, &pod.spec, Some(container), Caller::default()).await;
         if relayed.error.is_none()
             && let Some(pod) = locked(&self.inner.pods).get_mut(sandbox)
         {
@@ -300,14 +326,25 @@ impl RuntimeDouble {
 
     /// Relays StopPodSandbox for any pod, stored or not, again if need be.
     pub async fn relay_stop(&self, spec: &SandboxSpec) -> Relay {
-        let request = PodRequest { pod: spec.encode(true), container: Vec::new() };
-        relay(&self.inner, Kind::Stop, &spec.id, &request).await
+        self.relay_as(Kind::Stop, spec, true).await
     }
 
     /// Relays RemovePodSandbox likewise.
     pub async fn relay_remove(&self, spec: &SandboxSpec) -> Relay {
-        let request = PodRequest { pod: spec.encode(true), container: Vec::new() };
-        relay(&self.inner, Kind::Remove, &spec.id, &request).await
+        self.relay_as(Kind::Remove, spec, true).await
+    }
+
+    /// Relays a request for any pod and container, within the runtime's own limits, and does nothing else: nothing is stored, and
+    /// nothing follows a failure.
+    pub async fn relay(&self, kind: Kind, spec: &SandboxSpec, container: Option<&ContainerSpec>, caller: Caller) -> Relay {
+        let container = container.map(|container| container.encode(&spec.id, 0)).unwrap_or_default();
+        let request = PodRequest { pod: spec.encode(matches!(kind, Kind::Stop | Kind::Remove)), container };
+        relay(&self.inner, kind, &spec.id, request, caller).await
+    }
+
+    async fn relay_as(&self, kind: Kind, spec: &SandboxSpec, stopped: bool) -> Relay {
+        let request = PodRequest { pod: spec.encode(stopped), container: Vec::new() };
+        relay(&self.inner, kind, &spec.id, request, Caller::default()).await
     }
 
     /// Sends bytes of the test's choice to a listed plugin as a call of `method`.
@@ -317,7 +354,7 @@ impl RuntimeDouble {
     pub async fn raw_call(&self, name: &str, method: &str, payload: Vec<u8>) -> Result<Vec<u8>, Failure> {
         let plugin = self.inner.plugins().into_iter().find(|plugin| plugin.name == name);
         let plugin = plugin.ok_or_else(|| Failure::Lost("not connected".to_owned()))?;
-        plugin.connection.call(method, payload, self.inner.options.request_timeout).await
+        plugin.connection.call(method, payload, self.inner.request_timeout()).await
     }
 
     /// Stops as a runtime that is killed (`clean` false: the socket file stays and refuses) or told to stop (it is removed).
@@ -377,8 +414,7 @@ impl RuntimeDouble {
         if pod.old && self.inner.options.forgets_old_pods {
             return Relay::default();
         }
-        let request = PodRequest { pod: pod.spec.encode(true), container: Vec::new() };
-        relay(&self.inner, kind, &pod.spec.id, &request).await
+        self.relay_as(kind, &pod.spec, true).await
     }
 }
 

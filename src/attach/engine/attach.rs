@@ -214,23 +214,23 @@ impl Engine {
         if self.ended.has(sandbox) {
             return Err(AttachError::Ended);
         }
-        let outcome = self.attach_locked(&guard, attach);
-        match &outcome {
-            Ok(times) if times.moves.is_empty() => {}
-            Ok(times) => {
-                self.learn(pod, times, start.elapsed());
-                self.observe_pod(pod, &Observed::Attached);
-            }
+        let mut times = AttachTimes::default();
+        let outcome = self.attach_locked(&guard, attach, &mut times);
+        self.learn(pod, &times, outcome.is_ok());
+        match outcome {
+            Ok(()) if times.moves.is_empty() => {}
+            Ok(()) => self.observe_pod(pod, &Observed::Attached),
             Err(error) => {
                 self.note_error(pod, &error.to_string());
                 // A Stop may never come; nothing is in there any more that would need the namespace.
                 self.unpin_unused(pod, sandbox);
+                return Err(error);
             }
         }
-        outcome.map(|times| AttachTimes { total: start.elapsed(), ..times })
+        Ok(AttachTimes { total: start.elapsed(), ..times })
     }
 
-    fn attach_locked(&self, guard: &PodGuard<'_>, attach: &Attach<'_>) -> Result<AttachTimes, AttachError> {
+    fn attach_locked(&self, guard: &PodGuard<'_>, attach: &Attach<'_>, times: &mut AttachTimes) -> Result<(), AttachError> {
         let &Attach { pod, sandbox, path, deadline, held_until, .. } = attach;
         let mut clock = Clock::default();
         let records = self.ledger.by_pod(pod);
@@ -246,11 +246,11 @@ impl Engine {
         }
         let target = Target { sandbox, path, netns: &netns, deadline, held_until, guard };
         let mut inside = RouteSocket::open_in(&netns).map_err(|e| kernel("opening a netlink socket in the pod", e))?;
-        let mut times = AttachTimes { open: clock.lap(), ..AttachTimes::default() };
+        times.open = clock.lap();
         let mut links = list(&mut inside)?;
         if records.iter().flat_map(|r| &r.devices).all(|d| target.holds(d, &links)) {
             self.pin(sandbox, &netns);
-            return Ok(times);
+            return Ok(());
         }
         if self.bring_home_strays(&records, &target, &links)? {
             links = list(&mut inside)?;
@@ -261,11 +261,7 @@ impl Engine {
         let mut jobs = jobs::jobs(&self.ledger.by_pod(pod), &target, &links, &mut host)?;
         times.look = clock.lap();
         times.forecast = self.foretell(&jobs, &target)?;
-        if let Err(error) = self.carry_out(&target, &mut jobs, &mut host, &mut inside, &mut times) {
-            self.roll_back(pod, &jobs);
-            return Err(error);
-        }
-        Ok(times)
+        self.carry_out(&target, &mut jobs, &mut host, &mut inside, times).inspect_err(|_| self.roll_back(pod, &jobs))
     }
 
     /// Takes back what is recorded as in a sandbox, or on its way, and is not in place in this one. Gives whether there was any.

@@ -37,14 +37,14 @@ impl Engine {
         }
     }
 
-    /// Remembers what an attach took.
-    pub(super) fn learn(&self, pod: &PodUid, times: &AttachTimes, total: Duration) {
+    /// Remembers what an attach took; of one that failed the moves, or an attach that never fits would be tried for ever.
+    pub(super) fn learn(&self, pod: &PodUid, times: &AttachTimes, is_done: bool) {
         let records = self.ledger.by_pod(pod);
         let device = |name: &DeviceName| records.iter().flat_map(|r| &r.devices).find(|d| d.device == *name);
         let moves: Vec<_> = times.moves.iter().filter_map(|(name, time)| Some((kind(device(name)?), *time))).collect();
-        // Pauses and waiting for others' moves are not this attach's own.
+        // Pauses, and waiting for others' moves, are not this attach's own.
         let rest = times.open + times.look + times.intent + times.verify + times.record;
-        self.forecasts().learn(&Done { moves, configure: times.configure, rest: rest.min(total) });
+        self.forecasts().learn(&Done { moves, inside: is_done.then_some((times.configure, rest)) });
     }
 
     fn forecasts(&self) -> std::sync::MutexGuard<'_, Forecast> {

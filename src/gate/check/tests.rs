@@ -46,8 +46,11 @@ fn record(uid: &str, devices: Vec<Value>) -> ClaimRecord {
     .unwrap()
 }
 
+/// Links, and addresses by the index of their link.
+type Inside = (Vec<Link>, Vec<(u32, Address)>);
+
 /// The links and addresses of `count` devices that are as they should be.
-fn inside(count: u32) -> (Vec<Link>, Vec<(u32, Address)>) {
+fn inside(count: u32) -> Inside {
     let link = |n: u32| Link {
         index: n,
         name: format!("rail{n}"),
@@ -59,7 +62,7 @@ fn inside(count: u32) -> (Vec<Link>, Vec<(u32, Address)>) {
     ((1..=count).map(link).collect(), (1..=count).map(|n| (n, Address::permanent(ip(n), 24))).collect())
 }
 
-fn verdict(records: &[ClaimRecord], (links, addresses): &(Vec<Link>, Vec<(u32, Address)>)) -> Verdict {
+fn verdict(records: &[ClaimRecord], (links, addresses): &Inside) -> Verdict {
     check(records, &Seen { netns: HERE, boot_id: BOOT, links, addresses })
 }
 
@@ -105,7 +108,7 @@ fn a_link_that_went_away_or_is_another_one_is_lacking() {
 #[test]
 fn what_the_pod_changed_itself_is_told_apart() {
     let records = [record("a", vec![device(1, &json!({}))])];
-    let altered = |change: fn(&mut (Vec<Link>, Vec<(u32, Address)>))| {
+    let altered = |change: fn(&mut Inside)| {
         let mut seen = inside(1);
         change(&mut seen);
         match verdict(&records, &seen) {

@@ -42,12 +42,11 @@ impl Agent {
             .arg(dir.join("netns"))
             .arg("--status-socket")
             .arg(dir.join("status.sock"))
-            .arg("--guard-dir")
-            .arg(guard_dir(&options.program, dir))
             .args(&options.arguments)
             .env("DRANIC_LOG", std::env::var("DRANIC_LOG").unwrap_or_else(|_| "info".to_owned()))
             // So that refusals are quick; a flag among the arguments wins.
             .env("DRANIC_WAIT_FOR_DEVICE", "0")
+            .env("DRANIC_GUARD_DIR", guard_dir(&options.program, dir))
             .env_remove("POD_UID")
             .stdin(Stdio::null())
             .stdout(Stdio::null())

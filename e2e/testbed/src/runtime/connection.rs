@@ -28,8 +28,12 @@ const KEPT_FRAMES: usize = 10_000;
 pub enum Failure {
     /// It answered with a status.
     Explicit(i32, String),
+    /// Its answer is no protobuf message. That is no worse than an error of its own.
+    Unreadable(String),
     /// It did not answer in time.
     Timeout,
+    /// The runtime gave up.
+    Cancelled,
     /// The connection ended.
     Lost(String),
     /// It sent what no unary call may be answered with.
@@ -137,7 +141,8 @@ impl Connection {
     /// All the ways such a call can fail.
     pub(super) async fn call(&self, method: &str, payload: Vec<u8>, limit: Duration) -> Result<Vec<u8>, Failure> {
         let stream = self.next_stream.fetch_add(2, Ordering::Relaxed);
-        let timeout_nano = i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX);
+        // Go sends a request whose time is over, too: with what it is late.
+        let timeout_nano = if limit.is_zero() { -1 } else { i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX) };
         let request = Request { service: PLUGIN.to_owned(), method: method.to_owned(), payload, timeout_nano };
         let message = Message { stream, kind: wire::REQUEST, data: request.encode_to_vec() };
         if message.data.len() > wire::MAX_DATA {
@@ -147,6 +152,9 @@ impl Connection {
         locked(&self.calls).insert(stream, sender);
         let exchange = async {
             self.send(1, &message).await?;
+            if limit.is_zero() {
+                return Err(Failure::Timeout);
+            }
             answer.await.map_err(|_| Failure::Lost(self.reason()))
         };
         let answer = tokio::select! {
@@ -180,10 +188,9 @@ impl Connection {
 
 fn decode(message: &Message) -> Result<Vec<u8>, Failure> {
     if message.kind != wire::RESPONSE {
-        return Err(Failure::Protocol(format!("message type {} on a unary stream", message.kind)));
+        return Err(Failure::Protocol(format!("message type {} on a unary stream: protocol error", message.kind)));
     }
-    let response =
-        Response::decode(&message.data[..]).map_err(|error| Failure::Explicit(2, format!("unpack response: {error}")))?;
+    let response = Response::decode(&message.data[..]).map_err(|error| Failure::Unreadable(format!("proto: {error}")))?;
     match response.status {
         Some(status) if status.code != 0 => Err(Failure::Explicit(status.code, status.message)),
         _ => Ok(response.payload),

@@ -15,8 +15,6 @@ use super::pods::{Synchronized, parts};
 use super::wire::{Request, Status};
 use super::{Inner, Plugin};
 
-/// All events of NRI 0.12.
-const ALL_EVENTS: i32 = 0x3fff;
 /// Left of a message for service, method and lengths, in bytes.
 const ENVELOPE: usize = 1024;
 
@@ -98,7 +96,7 @@ async fn establish(
     let plugin = Plugin {
         name: name.clone(),
         index,
-        events: if configured.events == 0 { ALL_EVENTS } else { configured.events },
+        events: if configured.events == 0 { inner.options.valid_events } else { configured.events },
         policy: configured.failure_policy.unwrap_or_default(),
         state_change: (!inner.options.dedicated_rpcs).into(),
         connection: connection.clone(),
@@ -123,7 +121,7 @@ async fn registration(
     }
     let request = proto::RegisterPluginRequest::decode(&request.payload[..]).map_err(|error| End::Close(error.to_string()))?;
     *name = format!("{}-{}", request.plugin_idx, request.plugin_name);
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "_.+-".contains(c);
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "_.+-".contains(c) || !inner.options.checks_names;
     let refusal = match fault {
         Some(Fault::Refuse(text)) => Some(text.clone()),
         _ if request.plugin_name.is_empty() || !request.plugin_name.chars().all(allowed) => Some("invalid name".to_owned()),
@@ -149,13 +147,13 @@ async fn configure(inner: &Inner, connection: &Connection, name: &str) -> Result
         runtime_name: options.runtime_name.clone(),
         runtime_version: options.runtime_version.clone(),
         registration_timeout: milliseconds(options.registration_timeout),
-        request_timeout: milliseconds(options.request_timeout),
+        request_timeout: milliseconds(inner.request_timeout()),
         nri_version: options.nri_version.clone(),
     };
-    let answer = connection.call("Configure", request.encode_to_vec(), options.request_timeout).await?;
+    let answer = connection.call("Configure", request.encode_to_vec(), inner.request_timeout()).await?;
     inner.log.add(name, What::Configured(answer.clone()));
     let answer = proto::ConfigureResponse::decode(&answer[..]).map_err(|error| End::Close(error.to_string()))?;
-    if answer.events & !ALL_EVENTS != 0 {
+    if answer.events & !options.valid_events != 0 {
         return Err(End::Close(format!("invalid plugin events {:#x}", answer.events)));
     }
     Ok(answer)
@@ -166,7 +164,7 @@ async fn synchronize(inner: &Inner, connection: &Connection, name: &str) -> Resu
     let start = Instant::now();
     let (pods, containers) = inner.objects();
     for part in parts(pods, containers, inner.options.message_limit - ENVELOPE) {
-        let limit = inner.options.request_timeout.saturating_sub(start.elapsed());
+        let limit = inner.request_timeout().saturating_sub(start.elapsed());
         let answer = connection.call("Synchronize", part.encode_to_vec(), limit).await?;
         let answer = Synchronized::decode(&answer[..]).map_err(|error| End::Close(error.to_string()))?;
         if answer.more != part.more || (part.more && !answer.updates.is_empty()) {
