@@ -27,11 +27,21 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p fuzz/artifacts
 echo "fuzz: ${targets[*]}, $seconds s each, seed $seed"
 
+dictionary() { # dictionary TARGET: words that its inputs are made of
+  case $1 in
+    doctor) echo toml ;;
+    guard | parameters | record) echo json ;;
+    nri | ttrpc) echo protobuf ;;
+  esac
+}
+
 run() { # run TARGET: its log is in $work/TARGET.log
+  local words
+  words=$(dictionary "$1")
   mkdir -p "$work/$1"
   # Twice the time: building, reading seeds and a last input that takes long come on top.
   DRANIC_FUZZ=$1 timeout $((seconds * 2 + 60)) "$program" -seed="$seed" -max_total_time="$seconds" -max_len=16384 -timeout=20 \
-    -rss_limit_mb=1024 -artifact_prefix="fuzz/artifacts/$1-" -print_final_stats=1 "$work/$1" "fuzz/seeds/$1" \
+    -rss_limit_mb=1024 -artifact_prefix="fuzz/artifacts/$1-" ${words:+"-dict=fuzz/dictionaries/$words"} -print_final_stats=1 "$work/$1" "fuzz/seeds/$1" \
     </dev/null >"$work/$1.log" 2>&1
 }
 

@@ -29,6 +29,14 @@ impl<'a> Input<'a> {
         Some(first)
     }
 
+    /// The bytes up to `separator`, which is stepped over, or all.
+    pub(crate) fn until(&mut self, separator: &[u8]) -> &'a [u8] {
+        let at = self.0.windows(separator.len()).position(|window| window == separator);
+        let (found, rest) = self.0.split_at(at.unwrap_or(self.0.len()));
+        self.0 = rest.get(separator.len()..).unwrap_or_default();
+        found
+    }
+
     /// The next `count` bytes, fewer at the end.
     pub(crate) fn take(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(count.min(self.0.len()));

@@ -18,7 +18,12 @@ pub(super) fn look(answer: &Result<String, String>, options: &Options) -> (Seen,
     const SUBJECT: &str = "agent";
     let failed = |found: String, todo: &str| (Seen::default(), vec![Finding::new(Level::Error, SUBJECT, found, todo)]);
     let status: Value = match answer.as_deref().map(serde_json::from_str) {
-        Err(why) => return failed(text::short(why), "kubectl logs of its pod say why; is --status-socket right?"),
+        Err(why) => {
+            return failed(
+                format!("no answer: {}", text::short(why)),
+                "kubectl logs of its pod say why; is --status-socket right?",
+            );
+        }
         Ok(Err(why)) => return failed(format!("its answer is no JSON: {why}"), "is it dranic that has the socket?"),
         Ok(Ok(status)) => status,
     };
@@ -44,13 +49,13 @@ pub(super) fn look(answer: &Result<String, String>, options: &Options) -> (Seen,
         Some("registered") => findings.push(Finding::ok("agent: kubelet", "registered")),
         Some(other) => {
             let todo = "is --kubelet-root the kubelet's --root-dir?";
-            findings.push(Finding::new(Level::Error, "agent: kubelet", other.to_owned(), todo));
+            findings.push(Finding::new(Level::Error, "agent: kubelet", format!("not registered: {other}"), todo));
         }
         None => {}
     }
     findings.extend(published(&status));
     match (status.get("guardUsable").and_then(Value::as_bool), words("guard").unwrap_or_default()) {
-        (Some(true), place) => findings.push(Finding::ok("agent: guard", place)),
+        (Some(true), place) => findings.push(Finding::ok("agent: guard", format!("used, {place}"))),
         (Some(false), why) => {
             let todo = "without it containers are gated by NRI alone";
             findings.push(Finding::new(Level::Warning, "agent: guard", format!("not used: {why}"), todo));
@@ -63,7 +68,12 @@ pub(super) fn look(answer: &Result<String, String>, options: &Options) -> (Seen,
 fn published(status: &Value) -> Option<Finding> {
     const SUBJECT: &str = "agent: ResourceSlices";
     if let Some(why) = status.get("publishError").and_then(Value::as_str) {
-        return Some(Finding::new(Level::Error, SUBJECT, text::short(why), "docs/install.md, \"When it does not become ready\""));
+        return Some(Finding::new(
+            Level::Error,
+            SUBJECT,
+            format!("not published: {}", text::short(why)),
+            "docs/install.md, \"When it does not become ready\"",
+        ));
     }
     match status.get("publishedDevices").and_then(Value::as_u64)? {
         0 => Some(Finding::new(

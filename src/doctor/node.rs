@@ -101,9 +101,12 @@ fn ledger(host: &Host, dir: &Path) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     let mode = folder.mode() & 0o777;
-    if mode & 0o077 != 0 || folder.uid() != 0 {
-        let found = format!("mode {mode:04o}, of user {}: others can read or change what is known of NICs", folder.uid());
+    if let Some(why) = changeable(&folder) {
+        let found = format!("{why}: what is known of NICs can be taken away");
         findings.push(Finding::new(Level::Warning, &subject, found, "chown root, chmod 0700"));
+    } else if mode & 0o077 != 0 {
+        let found = format!("mode {mode:04o}: others can see which claims there are; the records are for root only");
+        findings.push(Finding::new(Level::Note, &subject, found, "chmod 0700, if that matters"));
     }
     let kind = statfs(&here).map(|mount| mount.filesystem_type());
     let lost = match kind {

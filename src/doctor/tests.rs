@@ -307,6 +307,9 @@ fn links_of_the_host_stay_on_the_host() {
     fs::create_dir(root.path().join("var")).unwrap();
     symlink("/run", root.path().join("var/run")).unwrap();
     symlink("../../../../../../run/a", root.path().join("up")).unwrap();
+    fs::create_dir_all(root.path().join("a/b/c")).unwrap();
+    symlink("/run", root.path().join("a/b/c/run")).unwrap();
+    assert_eq!(host.text(Path::new("/a/b/c/run/a")).as_deref(), Ok("inside"));
     symlink("round", root.path().join("round")).unwrap();
     assert_eq!(host.text(Path::new("/var/run/a")).as_deref(), Ok("inside"));
     assert_eq!(host.text(Path::new("/up")).as_deref(), Ok("inside"));
@@ -349,15 +352,15 @@ fn the_agent_says_what_it_has_and_fields_may_be_missing() {
         (Ok("{}"), false, &[]),
         (Ok("[1]"), false, &[]),
         (Ok("nonsense"), false, &["Error agent: its answer is no JSON"]),
-        (Err("no agent answers"), false, &["Error agent: no agent answers"]),
+        (Err("no agent answers"), false, &["Error agent: no answer: no agent"]),
         (
             Ok(r#"{"nriConnected":false,"nri":"connection refused"}"#),
             false,
             &["Error agent: NRI: not connected: connection refused"],
         ),
-        (Ok(r#"{"kubelet":"waiting for the kubelet"}"#), false, &["Error agent: kubelet: waiting"]),
+        (Ok(r#"{"kubelet":"waiting for the kubelet"}"#), false, &["Error agent: kubelet: not registered: waiting"]),
         (Ok(r#"{"publishedDevices":0}"#), false, &["Warning agent: ResourceSlices: no device"]),
-        (Ok(r#"{"publishedDevices":3,"publishError":"403"}"#), false, &["Error agent: ResourceSlices: 403"]),
+        (Ok(r#"{"publishedDevices":3,"publishError":"403"}"#), false, &["Error agent: ResourceSlices: not published: 403"]),
         (Ok(r#"{"guardUsable":false,"guard":"noexec"}"#), false, &["Warning agent: guard: not used: noexec"]),
     ];
     for (answer, connected, expected) in cases {
@@ -384,7 +387,13 @@ fn the_guard_and_the_ledger_are_looked_at() {
     };
     assert!(about("NRI socket")[0].contains("it is no socket"), "{:?}", about("NRI socket"));
     assert!(about("dranic-guard")[0].contains("not executable (mode 0644)"), "{:?}", about("guard"));
-    assert!(about("ledger")[0].contains("mode 0755"), "{:?}", about("ledger"));
+    assert!(about("ledger")[0].starts_with("Note ") && about("ledger")[0].contains("mode 0755"), "{:?}", about("ledger"));
+    mode(&dir, 0o770);
+    assert!(
+        about("ledger")[0].starts_with("Warning ") && about("ledger")[0].contains("written by others"),
+        "{:?}",
+        about("ledger")
+    );
     mode(&guard, 0o775);
     assert!(about("dranic-guard")[0].contains("can be written by others"), "{:?}", about("guard"));
     mode(&guard, 0o755);

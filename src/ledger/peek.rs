@@ -60,8 +60,11 @@ fn head(path: &Path) -> Vec<u8> {
 /// Whether a file that begins like this may be of the pod: only one that clearly names another one is not.
 pub(super) fn may_be_of(head: &[u8], pod: &PodUid) -> bool {
     let Some(at) = find(head, b"\"pod\":{") else { return true };
-    let Some(end) = find(&head[at..], b"}") else { return true };
-    find(&head[at..at + end], format!("\"{pod}\"").as_bytes()).is_some()
+    // In a text a quote has a backslash before it, so this is the key, whatever the pod's name is.
+    let key = b"\"uid\":";
+    let Some(uid) = find(&head[at..], key).map(|uid| &head[at + uid + key.len()..]) else { return true };
+    let wanted = format!("\"{pod}\"");
+    uid.len() < wanted.len() || uid.starts_with(wanted.as_bytes())
 }
 
 fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
@@ -82,6 +85,9 @@ mod tests {
         assert!(!may(r#"{"record":{"claim":{"uid":"u-1"},"pod":{"name":"a","uid":"u-2"},"generation":1"#));
         assert!(!may(r#"{"record":{"claim":{"uid":"c"},"pod":{"name":"a","uid":"u-11"},"generation":1"#));
         assert!(may(r#"{"record":{"claim":{"uid":"c"},"pod":{"name":"a"#), "cut off");
+        assert!(may(r#"{"record":{"claim":{"uid":"c"},"pod":{"name":"a","uid":"u-"#), "cut off");
+        assert!(may(r#"{"record":{"claim":{"uid":"c"},"pod":{"name":"}\"uid\":\"x","uid":"u-1"},"generation":1"#), "odd name");
+        assert!(!may(r#"{"record":{"claim":{"uid":"c"},"pod":{"name":"u-1\"}","uid":"u-2"},"generation":1"#), "odd name");
         assert!(may("") && may("not a record"));
     }
 }

@@ -101,21 +101,20 @@ async fn raw(far: DuplexStream, bytes: &[u8], piece: usize) {
     tokio::join!(writing, reading);
 }
 
+/// Between the requests of an input. With lengths, a byte more in one of them would make nonsense of all that follow.
+const SEPARATOR: &[u8] = b"\xff\xfe";
+
 /// Every request gets one answer, and none says that there is no such method.
 async fn requests(far: DuplexStream, bytes: &[u8]) {
     let (mut answers, mut socket) = split(far);
     let (mut input, mut written, mut open) = (Input(bytes), Vec::new(), BTreeMap::new());
     for stream in (1..).step_by(2).take(32) {
+        let mut input = Input(input.until(SEPARATOR));
         let Some(selector) = input.byte() else { break };
         let method = dispatch::METHODS[usize::from(selector) % dispatch::METHODS.len()].0;
         let timeout_nano = i64::from(input.byte().unwrap_or(0)) * 100_000_000 - 100_000_000;
-        let length = usize::from(input.byte().unwrap_or(0)) * 4;
-        let request = Request {
-            service: dispatch::SERVICE.to_owned(),
-            method: method.to_owned(),
-            payload: input.take(length).to_vec(),
-            timeout_nano,
-        };
+        let request =
+            Request { service: dispatch::SERVICE.to_owned(), method: method.to_owned(), payload: input.0.to_vec(), timeout_nano };
         open.insert(stream, method);
         written.extend(mux::fuzzing::framed(&message(stream, &request.encode_to_vec())));
     }
