@@ -13,13 +13,17 @@ E2E ?=
 # Of make nri-reference; see e2e/nri-reference/README.md.
 NRI ?=
 export K8S CONTAINERD
+# Of make fuzz: which targets (all), and how long each of them; see fuzz/README.md.
+FUZZ ?=
+FUZZ_SECONDS ?= 60
+export FUZZ FUZZ_SECONDS
 # Where `make bench` writes its figures as JSON; empty: to nowhere.
 BENCH_JSON ?=
 # More for `make bench`, such as "--rounds 20" or "--check".
 BENCH_ARGS ?=
 export BENCH_JSON
 
-.PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e nri-reference
+.PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e fuzz nri-reference
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -27,7 +31,7 @@ help: ## list the targets
 setup: ## install what is missing for building and testing (Debian 12, root)
 	@hack/setup.sh
 
-build: ## build the agent: target/release/dranic
+build: ## build the agent and its guard: target/release/dranic, dranic-guard
 	@hack/setup.sh build
 	@cargo build --release --locked --package dranic
 
@@ -36,12 +40,12 @@ test: setup ## run all tests; ends with "N passed, N failed, N skipped"
 
 demo: setup ## watch pods get NICs on a scratch node (NICS=8)
 	@echo "building the agent and the demo (the first time takes some minutes)"
-	@cargo build --locked --bin dranic --bin dranic-demo --workspace
+	@cargo build --locked --bin dranic --bin dranic-guard --bin dranic-demo --workspace
 	@"$$(hack/target.sh)/debug/dranic-demo" --nics $(NICS)
 
 bench: setup ## measure a release build (BENCH_JSON=FILE keeps the figures)
 	@echo "building a release of the agent and the benchmark (the first time takes some minutes)"
-	@cargo build --release --locked --workspace --bin dranic --bin dranic-bench
+	@cargo build --release --locked --workspace --bin dranic --bin dranic-guard --bin dranic-bench
 	@"$$(hack/target.sh)/release/dranic-bench" $(BENCH_ARGS)
 
 cluster: ## bring a real Kubernetes of two nodes up, with the agent on it (K8S=1.37.2 CONTAINERD=released|policy|debian)
@@ -57,6 +61,10 @@ cluster-down: ## end it; nothing of it is left
 e2e: ## run all scenarios on it; ends with "N passed, N failed, N skipped" (E2E="--only NAME", see README of e2e/cluster)
 	@hack/setup.sh cluster
 	@e2e/cluster/e2e.sh $(E2E)
+
+fuzz: ## fuzz the parsers of hostile bytes (FUZZ_SECONDS=60 FUZZ=mux,ttrpc); ends with "N passed, N failed, N skipped"
+	@hack/setup.sh fuzz
+	@hack/fuzz.sh
 
 nri-reference: ## run the runtime side of NRI itself against us; ends with "N passed, N failed, N skipped" (NRI="--only NAME", see README of e2e/nri-reference)
 	@hack/setup.sh test

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# hack/image.sh [OUT.tar [NAME...]]: build a static dranic and pack it, alone, into an image: an OCI layout as one tar, which
+# hack/image.sh [OUT.tar [NAME...]]: build a static dranic and dranic-guard and pack them, alone, into an image: an OCI layout as one tar, which
 # `ctr -n k8s.io image import`, `podman load` and `skopeo copy oci-archive:` take. No container builder takes part.
 #   OUT.tar  target/dranic-image.tar where absent
 #   NAME     localhost/dranic:VERSION where absent, as the chart's values have it; several names are one image
-# PROFILE=dev builds faster and larger. BINARY=file packs that program instead of building one.
-# The same program gives the same image, byte for byte: times are SOURCE_DATE_EPOCH (0), owners are root.
+# PROFILE=dev builds faster and larger. BINARY=file packs that program, and the dranic-guard beside it, instead of building them.
+# The same programs give the same image, byte for byte: times are SOURCE_DATE_EPOCH (0), owners are root.
 set -euo pipefail
 repo=$(cd "$(dirname "$0")/.." && pwd)
 export PATH=$PATH:${HOME:-}/.cargo/bin
@@ -33,7 +33,7 @@ build() {
   # anew, so a build for tests keeps them the same in all folders.
   [ "$profile" = dev ] || flags+=" --remap-path-prefix=$repo=/src --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
   (cd "$repo" && RUSTFLAGS="${RUSTFLAGS:-} $flags" \
-    cargo build --locked --package dranic --bin dranic --profile "$profile" --target "$triple" >&2)
+    cargo build --locked --package dranic --bin dranic --bin dranic-guard --profile "$profile" --target "$triple" >&2)
   local folder=$profile
   [ "$profile" != dev ] || folder=debug
   echo "$target_dir/$triple/$folder/dranic"
@@ -44,14 +44,17 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/root/usr/bin" "$work/oci/blobs/sha256"
 cp "$binary" "$work/root/usr/bin/dranic"
+# The agent puts it onto the node.
+cp "$(dirname "$binary")/dranic-guard" "$work/root/usr/bin/dranic-guard"
 # Debug information is of no use in the image; release builds have none.
-if command -v strip >/dev/null; then strip --strip-debug "$work/root/usr/bin/dranic"; fi
+if command -v strip >/dev/null; then strip --strip-debug "$work"/root/usr/bin/*; fi
 find "$work/root" -exec chmod 0755 {} +
 # A program that asks for a loader would not start in an empty image.
-if grep -aq -m 1 -e '/ld-linux' "$work/root/usr/bin/dranic" && command -v readelf >/dev/null &&
-  readelf -lW "$work/root/usr/bin/dranic" | grep -q INTERP; then
-  say "$binary is not static"; exit 1
-fi
+for program in "$work"/root/usr/bin/*; do
+  if grep -aq -m 1 -e '/ld-linux' "$program" && command -v readelf >/dev/null && readelf -lW "$program" | grep -q INTERP; then
+    say "$(dirname "$binary")/${program##*/} is not static"; exit 1
+  fi
+done
 
 pack() { tar -C "$1" --format=ustar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -cf "$2" "${@:3}"; }
 digest_of() { echo "sha256:$(sha256sum "$1" | cut -d ' ' -f 1)"; }
@@ -93,5 +96,5 @@ mkdir -p "$(dirname "$out")"
 pack "$work/oci" "$work/tar" oci-layout index.json blobs
 mv "$work/tar" "$out"
 
-say "program $(stat -c %s "$work/root/usr/bin/dranic") bytes, image $(stat -c %s "$out") bytes, $manifest"
+say "program $(stat -c %s "$work/root/usr/bin/dranic") bytes, guard $(stat -c %s "$work/root/usr/bin/dranic-guard"), image $(stat -c %s "$out") bytes, $manifest"
 echo "$out"

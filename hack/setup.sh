@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# hack/setup.sh [build|test|cluster]: install what is missing on Debian 12 for building, for building and testing (the default), or
-# for that and a cluster. Does nothing, and needs no network, when all is there. Without root it says what to install. Rust and Go are
+# hack/setup.sh [build|test|fuzz|cluster]: install what is missing on Debian 12 for building, for building and testing (the default), for
+# building and fuzzing, or for testing and a cluster. Does nothing, and needs no network, when all is there. Without root it says what to install. Rust and Go are
 # never installed by it.
 set -euo pipefail
 
 what=${1:-test}
 case $what in
-  build | test | cluster) ;;
-  *) echo "usage: hack/setup.sh [build|test|cluster]" >&2; exit 2 ;;
+  build | test | fuzz | cluster) ;;
+  *) echo "usage: hack/setup.sh [build|test|fuzz|cluster]" >&2; exit 2 ;;
 esac
 
 say() { echo "setup: $*"; }
@@ -24,7 +24,9 @@ need gcc command -v cc                            # the linker; C and assembler 
 need libc6-dev test -e /usr/include/stdio.h
 need make command -v make
 need ca-certificates test -s /etc/ssl/certs/ca-certificates.crt   # cargo fetches crates over TLS
-if [ "$what" != build ]; then
+if [ "$what" = fuzz ]; then
+  need g++ command -v c++                         # libFuzzer is C++
+elif [ "$what" != build ]; then
   need util-linux all_of nsenter unshare setpriv flock        # scratch nodes
   need mount command -v mount
   need tar command -v tar

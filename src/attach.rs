@@ -5,7 +5,8 @@
 //! Each of them may be called again at any time, after any crash: they compare the ledger with the kernel first.
 
 pub mod engine;
+pub mod forecast;
 pub mod plan;
 
-pub use engine::{AttachError, AttachTimes, Engine, PrepareError, PrepareReason, Released};
+pub use engine::{Attach, AttachError, AttachTimes, Engine, PrepareError, PrepareReason, Released};
 pub use plan::{Plan, PlanError, Step};

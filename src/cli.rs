@@ -2,6 +2,7 @@
 
 mod agent;
 mod devices;
+mod doctor;
 mod output;
 mod status;
 
@@ -24,6 +25,7 @@ Examples:
   dranic devices                      what this node would publish, without a cluster
   dranic agent --node-name node-1     run the agent (normally the DaemonSet does)
   dranic status -o json               what the running agent has prepared and attached
+  dranic doctor                       what is wrong with this node's runtime and folders
 
 Exit codes: 0 done, 1 failed, 64 a flag or variable has a bad value, 69 no agent answers.";
 
@@ -46,6 +48,9 @@ enum Command {
     /// Ask the running agent for claims, attachments, phases and step times.
     #[command(after_help = status::AFTER_HELP)]
     Status(status::StatusArgs),
+    /// Check the node: the container runtime's configuration, sockets, folders, the running agent.
+    #[command(after_help = doctor::AFTER_HELP)]
+    Doctor(Box<doctor::DoctorArgs>),
     /// Print a shell completion script.
     Completion {
         /// Which shell.
@@ -100,6 +105,7 @@ pub fn run() -> ExitCode {
         Command::Agent(args) => agent::run(*args),
         Command::Devices(args) => devices::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "dranic", &mut script);

@@ -3,8 +3,10 @@
 pub mod api;
 pub mod authority;
 pub mod events;
+pub mod evict;
 pub mod grpc;
 pub mod health;
+pub mod peer;
 pub mod publisher;
 pub mod resolve;
 pub mod status;

@@ -2,10 +2,13 @@
 
 mod file;
 mod folder;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
+pub mod peek;
 pub mod record;
 mod store;
 
-pub use record::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Phase, PodRef, StepTime};
+pub use record::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Missed, Phase, PodRef, StepTime};
 pub use store::{Durability, Ledger, LedgerError, Quarantined};
 
 #[cfg(test)]

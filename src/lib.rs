@@ -1,7 +1,7 @@
 //! Dranic: a Kubernetes DRA network driver with a built-in NRI leg.
 //!
 //! The rooms, and who may call whom: [`dra`] and [`nri`] are the two legs and call [`attach`]; `attach` calls [`netdev`] and
-//! [`ledger`]; [`inventory`] reads `netdev`. Nothing in [`netlink`], [`netns`] or `netdev` knows Kubernetes, nothing in `nri`
+//! [`ledger`]; [`inventory`] reads `netdev`; [`gate`] is the small program that holds containers back. Nothing in [`netlink`], [`netns`] or `netdev` knows Kubernetes, nothing in `nri`
 //! knows netlink. `docs/architecture.md` has the data flow and the promises.
 
 pub mod agent;
@@ -9,8 +9,12 @@ pub mod attach;
 pub mod cli;
 pub mod config;
 mod crash;
+pub mod doctor;
 mod doubles;
 pub mod dra;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+pub mod gate;
 pub mod inventory;
 pub mod ledger;
 pub mod names;

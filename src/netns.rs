@@ -76,6 +76,19 @@ impl Netns {
         let open_error = |source| NetnsError::Open { path: shown(path), source };
         // O_NONBLOCK: whoever hands us the path of a FIFO must not hang us.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(open_error)?;
+        Self::of_file(file, path)
+    }
+
+    /// The namespace of a descriptor that somebody handed over.
+    ///
+    /// # Errors
+    /// When it is not of a network namespace.
+    pub fn from_fd(fd: OwnedFd) -> Result<Self, NetnsError> {
+        Self::of_file(File::from(fd), Path::new("what was handed over"))
+    }
+
+    fn of_file(file: File, path: &Path) -> Result<Self, NetnsError> {
+        let open_error = |source| NetnsError::Open { path: shown(path), source };
         if !is_netns(&file).map_err(open_error)? {
             return Err(NetnsError::NotNetns { path: shown(path) });
         }
@@ -200,6 +213,18 @@ mod tests {
         }
         let error = Netns::open(Path::new("/nowhere/at/all")).unwrap_err();
         assert!(matches!(error, NetnsError::Open { .. }) && error.to_string().contains("/nowhere/at/all"), "{error}");
+    }
+
+    #[test]
+    fn a_descriptor_that_was_handed_over_is_checked() {
+        let own = File::open("/proc/thread-self/ns/net").unwrap();
+        assert_eq!(Netns::from_fd(own.into()).unwrap().id(), Netns::current().unwrap().id());
+        for other in ["/proc/self/ns/uts", "/dev/null", "/tmp"] {
+            let error = Netns::from_fd(File::open(other).unwrap().into()).unwrap_err();
+            assert!(matches!(error, NetnsError::NotNetns { .. }), "{other}: {error}");
+        }
+        let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(matches!(Netns::from_fd(socket.into()), Err(NetnsError::NotNetns { .. })));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! Knows the protocol, nothing of netlink and nothing of claims.
 
 pub mod dispatch;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod hook;
 pub mod mux;
 pub mod session;

@@ -25,6 +25,13 @@ pub struct Outcome {
     pub outcome: &'static str,
 }
 
+/// Label of a difference.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Sign {
+    /// `over` or `under`.
+    pub sign: &'static str,
+}
+
 /// The agent's metrics; names in `docs/metrics.md`.
 #[derive(Debug)]
 pub struct Metrics {
@@ -39,7 +46,15 @@ pub struct Metrics {
     pub standby: Gauge<i64, AtomicI64>,
     /// `dranic_unhealthy_devices`: devices that are gone or have no link.
     pub unhealthy_devices: Gauge<i64, AtomicI64>,
+    /// `dranic_guard_usable`: 1 while containers are held back by the guard.
+    pub guard_usable: Gauge<i64, AtomicI64>,
+    /// `dranic_guards_waiting`: containers whose guard waits for an attach.
+    pub guards_waiting: Gauge<i64, AtomicI64>,
     attach: Family<Outcome, Histogram>,
+    forecast: Histogram,
+    forecast_error: Family<Sign, Histogram>,
+    unforeseen: Counter,
+    deferred: Counter,
     release: Histogram,
     prepare: Family<Outcome, Histogram>,
     unprepare: Family<Outcome, Histogram>,
@@ -74,7 +89,13 @@ impl Metrics {
             nri_connected: Gauge::default(),
             standby: Gauge::default(),
             unhealthy_devices: Gauge::default(),
+            guard_usable: Gauge::default(),
+            guards_waiting: Gauge::default(),
             attach: Family::new_with_constructor(histogram),
+            forecast: histogram(),
+            forecast_error: Family::new_with_constructor(histogram),
+            unforeseen: Counter::default(),
+            deferred: Counter::default(),
             release: histogram(),
             prepare: Family::new_with_constructor(histogram),
             unprepare: Family::new_with_constructor(histogram),
@@ -93,7 +114,21 @@ impl Metrics {
         );
         registry.register("standby", "1 while another agent of this node has the state directory", metrics.standby.clone());
         registry.register("unhealthy_devices", "Devices that are gone or have no link", metrics.unhealthy_devices.clone());
+        registry.register("guard_usable", "1 while containers are held back by the guard", metrics.guard_usable.clone());
+        registry.register("guards_waiting", "Containers whose guard waits for an attach", metrics.guards_waiting.clone());
         registry.register_with_unit("attach", "Attaching all devices of a pod", Unit::Seconds, metrics.attach.clone());
+        registry.register_with_unit(
+            "attach_forecast",
+            "What was foretold of attaches that succeeded",
+            Unit::Seconds,
+            metrics.forecast.clone(),
+        );
+        let about = "How far the attach was from its forecast: shorter (sign=\"under\") or longer (sign=\"over\")";
+        registry.register_with_unit("attach_forecast_error", about, Unit::Seconds, metrics.forecast_error.clone());
+        let about = "Attaches without a forecast: no device of the kind was attached since the start";
+        registry.register("attach_unforeseen", about, metrics.unforeseen.clone());
+        let about = "Sandboxes that the runtime was answered while their attach went on behind the gate";
+        registry.register("attach_deferred", about, metrics.deferred.clone());
         registry.register_with_unit("release", "Moving all devices of a sandbox back", Unit::Seconds, metrics.release.clone());
         registry.register_with_unit("prepare", "NodePrepareResources, per claim", Unit::Seconds, metrics.prepare.clone());
         registry.register_with_unit("unprepare", "NodeUnprepareResources, per claim", Unit::Seconds, metrics.unprepare.clone());
@@ -104,6 +139,22 @@ impl Metrics {
     /// Notes an attach.
     pub fn observe_attach(&self, time: Duration, ok: bool) {
         self.attach.get_or_create(&label(ok)).observe(time.as_secs_f64());
+    }
+
+    /// Notes how long an attach took that was foretold, or not, to take so long.
+    pub fn observe_forecast(&self, forecast: Option<Duration>, took: Duration) {
+        let Some(forecast) = forecast else {
+            self.unforeseen.inc();
+            return;
+        };
+        self.forecast.observe(forecast.as_secs_f64());
+        let sign = if took > forecast { "over" } else { "under" };
+        self.forecast_error.get_or_create(&Sign { sign }).observe(took.abs_diff(forecast).as_secs_f64());
+    }
+
+    /// Notes an answer to the runtime that came before the attach was over.
+    pub fn observe_deferred(&self) {
+        self.deferred.inc();
     }
 
     /// Notes a release.

@@ -11,6 +11,8 @@ mod budget;
 mod cli;
 #[path = "agent/crio.rs"]
 mod crio;
+#[path = "agent/hold.rs"]
+mod hold;
 #[path = "agent/job.rs"]
 mod job;
 #[path = "agent/late.rs"]

@@ -20,8 +20,16 @@ const GOOD: &[&[&str]] = &[
     &["image.digest=sha256:0000000000000000000000000000000000000000000000000000000000000000", "imagePullSecrets[0].name=a"],
     &["agent.nriIndex=05", "agent.nriMargin=null", "agent.offerVeth=true", "agent.needDefaultRoute=true", "agent.logLevel="],
     &["agent.extraArgs={--log-format=json}", "agent.extraEnv[0].name=A", "agent.extraEnv[0].value=b", "agent.logFormat=null"],
+    &["agent.nri=off", "agent.guardWait=10", "agent.hold=budget", "agent.onMissedSandbox=evict"],
+    &["agent.guardDir=", "agent.onOverrun=fail", "agent.hold=0", "agent.nriMarginPercent=null"],
     &["http.address=::", "http.port=9999", "serviceMonitor.create=true", "serviceMonitor.labels.release=prometheus"],
     &["apiServer.host=fd00::1", "apiServer.port=6443", "rbac.create=false", "admissionPolicy.create=false"],
+    &[
+        "requiredPlugin.policy.create=true",
+        "requiredPlugin.policy.namespaceLabels.team=a",
+        "fullnameOverride=x",
+        "driverName=dra.net",
+    ],
     &["serviceAccount.create=false", "serviceAccount.name=other", "serviceAccount.annotations.a=b", "podLabels.a=b"],
     &["admissionPolicy.actions={Warn,Audit}", "updateStrategy.type=OnDelete", "updateStrategy.rollingUpdate=null"],
     &["updateStrategy.rollingUpdate.maxSurge=0", "updateStrategy.rollingUpdate.maxUnavailable=10%", "podAnnotations.a=b"],
@@ -53,6 +61,11 @@ const BAD: &[(&str, &str)] = &[
     ("driverName=null", "driverName"),
     ("kubeletRoot=var/lib/kubelet", "/kubeletRoot"),
     ("kubeletRoot=/var/lib/kubelet/", "/kubeletRoot"),
+    ("agent.guardDir=bin", "/agent/guardDir"),
+    ("agent.guardWait=111", "/agent/guardWait"),
+    ("agent.nri=perhaps", "/agent/nri"),
+    ("agent.hold=long", "/agent/hold"),
+    ("agent.onMissedSandbox=ignore", "/agent/onMissedSandbox"),
     ("agent.stateDir=/a/../b", "/agent/stateDir"),
     ("agent.stateDir=null", "stateDir"),
     ("agent.nriSocket=/nri.sock", "/agent/nriSocket"),
@@ -67,6 +80,8 @@ const BAD: &[(&str, &str)] = &[
     ("apiServer.host=api.example.com", "/apiServer/host"),
     ("admissionPolicy.actions={Deny,Warn}", "/admissionPolicy/actions"),
     ("admissionPolicy.actions={}", "/admissionPolicy/actions"),
+    ("requiredPlugin.policy.apiVersion=v1alpha1", "/requiredPlugin/policy/apiVersion"),
+    ("requiredPlugin.policy.nope=1", "'nope' not allowed"),
     ("serviceAccount.create=false", "serviceAccount.name is needed"),
     ("serviceMonitor.create=true", "needs http.address other than loopback"),
     ("terminationGracePeriodSeconds=5", "/terminationGracePeriodSeconds"),
@@ -143,6 +158,50 @@ fn dra_net_is_a_driver_name_everywhere() {
 }
 
 #[test]
+fn the_guard_has_the_same_path_in_the_pod_and_on_the_node() {
+    let Some(helm) = Helm::get() else { return };
+    let guard = |values: &[&str]| {
+        let objects = helm.template(values).unwrap();
+        let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
+        let named = |list: &Value| list.as_array().unwrap().iter().find(|entry| entry["name"] == "guard").cloned();
+        let flag = args(&objects).into_iter().find(|a| a.starts_with("--guard-dir"));
+        (flag, named(&pod["volumes"]), named(&container(&objects)["volumeMounts"]))
+    };
+    let (flag, volume, mount) = guard(&["agent.guardDir=/opt/dranic"]);
+    assert_eq!(flag.as_deref(), Some("--guard-dir=/opt/dranic"));
+    assert_eq!(volume.unwrap()["hostPath"]["path"], "/opt/dranic");
+    assert_eq!(mount.unwrap()["mountPath"], "/opt/dranic");
+    assert_eq!(guard(&["agent.guardDir="]), (Some("--guard-dir=".to_owned()), None, None));
+}
+
+#[test]
+fn the_right_to_evict_is_given_only_where_it_is_used() {
+    let Some(helm) = Helm::get() else { return };
+    let evicts = |values: &[&str]| {
+        let objects = helm.template(values).unwrap();
+        one(&objects, "ClusterRole")["rules"].as_array().unwrap().iter().any(|r| r["resources"] == json!(["pods/eviction"]))
+    };
+    assert!(!evicts(&[]) && !evicts(&["agent.onMissedSandbox=null"]) && evicts(&["agent.onMissedSandbox=evict"]));
+}
+
+#[test]
+fn the_plugin_is_required_by_its_name_and_not_of_our_own_pods() {
+    let Some(helm) = Helm::get() else { return };
+    let objects = helm.template(&["requiredPlugin.policy.create=true", "driverName=dra.net"]).unwrap();
+    let policy = one(&objects, "MutatingAdmissionPolicy");
+    let expression = policy["spec"]["mutations"][0]["applyConfiguration"]["expression"].as_str().unwrap();
+    assert!(expression.contains(r#"{'required-plugins.noderesource.dev': '["dra.net"]'}"#), "{expression}");
+    let binding = one(&objects, "MutatingAdmissionPolicyBinding");
+    assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
+    let excluded = &binding["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"][0];
+    assert_eq!(excluded["operator"], "NotIn");
+    let namespaces = excluded["values"].as_array().unwrap();
+    let own = one(&objects, "DaemonSet")["metadata"]["namespace"].clone();
+    assert!(namespaces.contains(&json!("kube-system")) && namespaces.contains(&own), "{namespaces:?}");
+    assert!(helm.template(&[]).unwrap().iter().all(|object| object["kind"] != "MutatingAdmissionPolicy"), "it is off by default");
+}
+
+#[test]
 fn null_leaves_a_flag_out_and_an_empty_text_does_not() {
     let Some(helm) = Helm::get() else { return };
     let level = |values: &[&str]| {
@@ -176,19 +235,20 @@ fn probes_ask_where_the_agent_listens() {
 
 /// Flags of `dranic agent` that the chart sets in another way, or not at all.
 const NOT_FLAGS_OF_THE_CHART: &[&str] = &[
-    "node-name",  // NODE_NAME, from the pod's spec
-    "instance",   // POD_UID, likewise
-    "kubeconfig", // the service account
+    "node-name",   // NODE_NAME, from the pod's spec
+    "instance",    // POD_UID, likewise
+    "kubeconfig",  // the service account
+    "gate-socket", // beside the status socket, whose folder is mounted
     "help",
 ];
 
 /// Flags whose default in a pod is another one.
-const OTHER_DEFAULTS: &[&str] = &["sysctl-dir"];
+const OTHER_DEFAULTS: &[&str] = &["sysctl-dir", "on-overrun"];
 
 #[test]
 fn the_chart_knows_every_flag_and_its_default() {
     let Some(helm) = Helm::get() else { return };
-    let objects = helm.template(&["agent.offerVeth=true", "agent.needDefaultRoute=true"]).unwrap();
+    let objects = helm.template(&["agent.offerVeth=true", "agent.needDefaultRoute=true", "agent.onOverrun=defer"]).unwrap();
     let args = args(&objects);
     let environment = container(&objects)["env"].to_string();
     let output = Command::new(env!("CARGO_BIN_EXE_dranic")).args(["agent", "--help"]).env_clear().output().unwrap();
@@ -273,12 +333,10 @@ fn manifests_are_what_the_chart_gives() {
     let scratch = tempfile::tempdir().unwrap();
     let output = Command::new(repo().join("hack/manifests.sh")).arg(scratch.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    let mut files: Vec<PathBuf> = std::fs::read_dir(scratch.path()).unwrap().map(|e| e.unwrap().path()).collect();
-    files.sort();
-    assert_eq!(files.len(), 4, "{files:?}");
-    for file in files {
-        let name = file.file_name().unwrap().to_str().unwrap();
-        let made = std::fs::read_to_string(&file).unwrap();
+    for name in
+        ["admissionpolicy.yaml", "daemonset.yaml", "deviceclass.yaml", "optional/required-plugin-policy.yaml", "rbac.yaml"]
+    {
+        let made = std::fs::read_to_string(scratch.path().join(name)).unwrap();
         assert_eq!(read(&format!("manifests/{name}")), made, "manifests/{name}: run hack/manifests.sh");
     }
 }

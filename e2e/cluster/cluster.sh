@@ -5,7 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$here/../.."
 agent=${AGENT:-chart}
-cargo build --locked --bin dranic
+cargo build --locked --bin dranic --bin dranic-guard
 "$here/up.sh"
 case $agent in
   chart) "$here/install.sh" ;;

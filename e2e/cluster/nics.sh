@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # e2e/cluster/nics.sh NODE COUNT: exactly the NICs nic0 ... on the node's ports of the rails; those that are there stay as they are,
-# other links of their kind, and of kind ifb, go. macvlan, since the links of pods' own network are veth, which a node does not offer.
+# other links of their kind, of kind ifb, and those that a scenario calls bm..., go. macvlan, since the links of pods' own network are veth, which a node does not offer.
 # e2e/cluster/nics.sh NODE again NUMBER: that one alone, which died, while others are in pods.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -22,7 +22,8 @@ if [ "$count" = again ]; then
   exit
 fi
 declare -A have=()
-for link in $({ inside ip -o link show type macvlan; inside ip -o link show type ifb; } | sed 's/^[0-9]*: \([^@:]*\).*/\1/'); do have[$link]=1; done
+all() { inside ip -o link show type "$1" | sed 's/^[0-9]*: \([^@:]*\).*/\1/'; }
+for link in $(all macvlan; all ifb; all veth | grep '^bm'); do have[$link]=1; done
 {
   for number in $(seq 0 $((count - 1))); do
     if [ -n "${have[nic$number]:-}" ]; then unset "have[nic$number]"; continue; fi

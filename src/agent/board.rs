@@ -28,16 +28,19 @@ pub(crate) struct Board {
     pub(crate) registration: watch::Sender<Registration>,
     pub(crate) published: watch::Sender<PublishStatus>,
     pub(crate) role: watch::Sender<Role>,
+    /// Whether the agent is of no use without the runtime's NRI.
+    needs_nri: bool,
 }
 
 impl Board {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(needs_nri: bool) -> Self {
         Self {
             metrics: Arc::new(Metrics::new()),
             nri: watch::Sender::new(NriState::default()),
             registration: watch::Sender::new(Registration::Waiting),
             published: watch::Sender::new(PublishStatus::default()),
             role: watch::Sender::new(Role::Alone),
+            needs_nri,
         }
     }
 
@@ -59,7 +62,7 @@ impl Board {
             Registration::Refused(why) => missing.push(format!("the kubelet refused the driver: {why}")),
         }
         let nri = self.nri.borrow().clone();
-        if !nri.connected {
+        if self.needs_nri && !nri.connected {
             missing.push(format!("NRI is not connected: {}", nri.detail));
         }
         let published = self.published.borrow().clone();

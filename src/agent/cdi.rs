@@ -6,10 +6,15 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
-use crate::ledger::{ClaimRecord, ClaimRef};
+use crate::attach::Engine;
+use crate::gate::GuardUse;
+use crate::ledger::{ClaimRecord, Ledger};
 use crate::names::{ClaimUid, DeviceName};
 
 /// Vendor and class of the devices: the same for each driver name, since devices are called by the claim's UID.
@@ -19,16 +24,19 @@ const VERSION: &str = "0.6.0";
 /// Begin of the variable's name; the claim's UID follows, since a container can have several claims.
 pub(crate) const VARIABLE: &str = "DRANIC_CLAIM_";
 
-/// Where the specs are.
-#[derive(Debug, Clone)]
+/// Where the specs are, and what is in them beside their devices.
+#[derive(Debug)]
 pub(super) struct Specs {
     folder: PathBuf,
     driver: String,
+    guard: Option<GuardUse>,
+    /// Who changes the folder: a spec that was found without a claim must not go as one that is just written.
+    changing: Mutex<()>,
 }
 
 impl Specs {
-    pub(super) fn new(folder: &Path, driver: &str) -> Self {
-        Self { folder: folder.to_owned(), driver: driver.to_owned() }
+    pub(super) fn new(folder: &Path, driver: &str, guard: Option<GuardUse>) -> Self {
+        Self { folder: folder.to_owned(), driver: driver.to_owned(), guard, changing: Mutex::new(()) }
     }
 
     /// The CDI device that stands for a device of the claim, for the kubelet's answer. One for each: the kubelet tells the health of
@@ -41,19 +49,39 @@ impl Specs {
     ///
     /// # Errors
     /// When the file can't be written; with its path.
-    pub(super) fn write<'a>(&self, claim: &ClaimRef, devices: impl Iterator<Item = &'a DeviceName>) -> Result<(), String> {
-        let uid = &claim.uid;
-        let variable = format!("{VARIABLE}{uid}={}/{}", claim.namespace, claim.name);
-        let devices: Vec<_> =
-            devices.map(|device| json!({"name": format!("{uid}-{device}"), "containerEdits": {"env": [variable]}})).collect();
-        let spec = json!({"cdiVersion": VERSION, "kind": KIND, "devices": devices});
+    pub(super) fn write(&self, record: &ClaimRecord) -> Result<(), String> {
+        let _changing = self.changing();
+        self.put(record)
+    }
+
+    fn put(&self, record: &ClaimRecord) -> Result<(), String> {
+        let uid = &record.claim.uid;
         let file = self.file(uid);
         // Runtimes read files that end in .json only.
         let part = file.with_extension("part");
         std::fs::create_dir_all(&self.folder)
-            .and_then(|()| std::fs::write(&part, spec.to_string()))
+            .and_then(|()| std::fs::write(&part, self.spec(record).to_string()))
             .and_then(|()| std::fs::rename(&part, &file))
             .map_err(|e| format!("the CDI spec {} can't be written: {e} (--cdi-dir)", file.display()))
+    }
+
+    /// The spec. What stands at its top goes into a container once, however many of its devices the container has: the guard.
+    fn spec(&self, record: &ClaimRecord) -> Value {
+        let uid = &record.claim.uid;
+        let variable = format!("{VARIABLE}{uid}={}/{}", record.claim.namespace, record.claim.name);
+        let device = |device: &DeviceName| json!({"name": format!("{uid}-{device}"), "containerEdits": {"env": [variable]}});
+        let devices: Vec<_> = record.devices.iter().map(|d| device(&d.device)).collect();
+        let mut spec = json!({"cdiVersion": VERSION, "kind": KIND, "devices": devices});
+        if let Some(guard) = &self.guard {
+            let hook = guard.hook(std::slice::from_ref(uid), None);
+            spec["containerEdits"] = json!({"hooks": [{
+                "hookName": "createRuntime",
+                "path": hook.path,
+                "args": hook.args,
+                "timeout": hook.timeout.as_secs(),
+            }]});
+        }
+        spec
     }
 
     /// Removes the claim's spec, if there is one.
@@ -61,6 +89,7 @@ impl Specs {
     /// # Errors
     /// When it can't be removed; with its path.
     pub(super) fn remove(&self, claim: &ClaimUid) -> Result<(), String> {
+        let _changing = self.changing();
         let file = self.file(claim);
         match std::fs::remove_file(&file) {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(format!("the CDI spec {} can't be removed: {e}", file.display())),
@@ -68,24 +97,39 @@ impl Specs {
         }
     }
 
-    /// At start: a spec for each record, and none for claims without one.
-    pub(super) fn renew(&self, records: &[std::sync::Arc<ClaimRecord>]) {
-        let wanted: Vec<PathBuf> = records.iter().map(|record| self.file(&record.claim.uid)).collect();
+    /// A spec for each record, and none for claims without one. `again`: those that are there are written anew, since they may be of
+    /// another version or without guard.
+    pub(super) fn renew(&self, ledger: &Ledger, again: bool) {
         for entry in std::fs::read_dir(&self.folder).into_iter().flatten().flatten() {
-            let path = entry.path();
-            let ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(&self.prefix()));
-            if ours
-                && !wanted.contains(&path)
-                && let Err(error) = std::fs::remove_file(&path)
-            {
-                tracing::warn!(path = %path.display(), %error, "an old CDI spec stays");
+            let name = entry.file_name();
+            let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(&self.prefix())) else { continue };
+            let claim = rest.strip_suffix(".json").and_then(|uid| ClaimUid::new(uid).ok());
+            let _changing = self.changing();
+            // Looked for with the folder in hand: a claim has its record before it has its spec.
+            if claim.is_some_and(|claim| ledger.get(&claim).is_some()) {
+                continue;
+            }
+            match std::fs::remove_file(entry.path()) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    tracing::warn!(path = %entry.path().display(), %error, "an old CDI spec stays");
+                }
+                _ => {}
             }
         }
-        for record in records {
-            if let Err(error) = self.write(&record.claim, record.devices.iter().map(|d| &d.device)) {
+        for record in ledger.all() {
+            let _changing = self.changing();
+            // Unprepare forgets the record first, and removes the spec after it.
+            if ledger.get(&record.claim.uid).is_none() || (!again && self.file(&record.claim.uid).exists()) {
+                continue;
+            }
+            if let Err(error) = self.put(&record) {
                 tracing::error!(claim = %record.claim, %error, "containers of its pod can't be started again");
             }
         }
+    }
+
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn prefix(&self) -> String {
@@ -97,16 +141,53 @@ impl Specs {
     }
 }
 
+/// Makes specs and records agree, each `period` until `stop`.
+pub(super) async fn keep(specs: Arc<Specs>, engine: Arc<Engine>, period: Duration, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(period) => {}
+            () = stop.cancelled() => return,
+        }
+        let (specs, engine) = (specs.clone(), engine.clone());
+        // It fails only when the runtime is shut down.
+        let _ = tokio::task::spawn_blocking(move || specs.renew(engine.ledger(), false)).await;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn claim(uid: &str) -> ClaimRef {
-        ClaimRef { namespace: "shop".to_owned(), name: "rail".to_owned(), uid: ClaimUid::new(uid).unwrap() }
+    fn record(uid: &str) -> ClaimRecord {
+        let device = |name: &str| {
+            json!({
+                "request": "nic", "pool": "node-a", "device": name, "hardware": {"pci": {"address": "0000:8a:00.0"}}, "attributes": {},
+                "host": {
+                    "index": 7, "name": "eth1", "mtu": 9000, "flags": 4099,
+                    "addresses": [], "routes": [], "rules": [], "neighbours": [], "sysctls": {}
+                },
+                "plan": {"podLink": "eth1", "steps": []}, "phase": "prepared", "sinceUnixMs": 1
+            })
+        };
+        serde_json::from_value(json!({
+            "claim": {"namespace": "shop", "name": "rail", "uid": uid}, "pod": {"name": "p", "uid": "pod-1"},
+            "generation": 0, "bootId": "boot-1", "devices": [device("nic-a"), device("nic-b")]
+        }))
+        .unwrap()
     }
 
-    fn write(specs: &Specs, uid: &str) -> Result<(), String> {
-        specs.write(&claim(uid), [DeviceName::new("nic-a").unwrap(), DeviceName::new("nic-b").unwrap()].iter())
+    fn ledger(folder: &Path) -> Ledger {
+        Ledger::open(&folder.join("state")).unwrap().0
+    }
+
+    fn guard() -> GuardUse {
+        GuardUse {
+            program: "/opt/dranic-guard".into(),
+            driver: "dra.net".to_owned(),
+            state_dir: "/var/lib/dranic".into(),
+            socket: "/run/dranic/gate.sock".into(),
+            wait: Duration::from_secs(60),
+        }
     }
 
     fn names(folder: &Path) -> Vec<String> {
@@ -116,41 +197,74 @@ mod tests {
         names
     }
 
+    fn written(folder: &Path, uid: &str) -> Value {
+        serde_json::from_slice(&std::fs::read(folder.join(format!("dranic-dra.net-{uid}.json"))).unwrap()).unwrap()
+    }
+
     #[test]
     fn a_spec_names_its_claim_and_goes_again() {
         let folder = tempfile::tempdir().unwrap();
-        let specs = Specs::new(&folder.path().join("cdi"), "dra.net");
-        write(&specs, "u-1").unwrap();
-        write(&specs, "u-1").unwrap();
-        let written = folder.path().join("cdi");
-        assert_eq!(names(&written), ["dranic-dra.net-u-1.json"]);
-        let spec: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(written.join("dranic-dra.net-u-1.json")).unwrap()).unwrap();
+        let cdi = folder.path().join("cdi");
+        let specs = Specs::new(&cdi, "dra.net", None);
+        specs.write(&record("u-1")).unwrap();
+        specs.write(&record("u-1")).unwrap();
+        assert_eq!(names(&cdi), ["dranic-dra.net-u-1.json"]);
+        let (spec, uid) = (written(&cdi, "u-1"), ClaimUid::new("u-1").unwrap());
         for (index, device) in ["nic-a", "nic-b"].into_iter().enumerate() {
             let entry = &spec["devices"][index];
             assert_eq!(entry["containerEdits"]["env"][0], "DRANIC_CLAIM_u-1=shop/rail");
             let name = format!("{}={}", spec["kind"].as_str().unwrap(), entry["name"].as_str().unwrap());
-            assert_eq!(name, Specs::device(&claim("u-1").uid, &DeviceName::new(device).unwrap()));
+            assert_eq!(name, Specs::device(&uid, &DeviceName::new(device).unwrap()));
         }
-        specs.remove(&claim("u-1").uid).unwrap();
-        specs.remove(&claim("u-1").uid).unwrap();
-        assert!(names(&written).is_empty());
+        assert!(spec.get("containerEdits").is_none(), "without a guard there is no hook");
+        specs.remove(&uid).unwrap();
+        specs.remove(&uid).unwrap();
+        assert!(names(&cdi).is_empty());
     }
 
     #[test]
-    fn at_start_old_specs_go_and_others_stay() {
+    fn the_guard_stands_at_the_top_once() {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("other.json"), "{}").unwrap();
-        let specs = Specs::new(folder.path(), "dra.net");
-        write(&specs, "old").unwrap();
-        write(&Specs::new(folder.path(), "dranic.dev"), "theirs").unwrap();
-        specs.renew(&[]);
-        assert_eq!(names(folder.path()), ["dranic-dranic.dev-theirs.json", "other.json"]);
+        Specs::new(folder.path(), "dra.net", Some(guard())).write(&record("u-1")).unwrap();
+        let spec = written(folder.path(), "u-1");
+        let hooks = spec["containerEdits"]["hooks"].as_array().unwrap();
+        assert_eq!(hooks.len(), 1);
+        assert_eq!((&hooks[0]["hookName"], &hooks[0]["path"]), (&json!("createRuntime"), &json!("/opt/dranic-guard")));
+        assert_eq!(hooks[0]["timeout"], 65);
+        let arguments: Vec<_> = hooks[0]["args"].as_array().unwrap().iter().map(|a| a.as_str().unwrap().into()).collect();
+        assert_eq!(arguments[0], "dranic-guard");
+        let read = crate::gate::args::parse(arguments.into_iter().skip(1)).unwrap();
+        let crate::gate::args::Command::Guard(read) = read else { panic!("{read:?}") };
+        assert_eq!(read.claims, [ClaimUid::new("u-1").unwrap()]);
+        assert!(spec["devices"].as_array().unwrap().iter().all(|device| device["containerEdits"].get("hooks").is_none()));
+    }
+
+    #[test]
+    fn old_specs_go_missing_ones_come_and_others_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ledger, cdi) = (ledger(folder.path()), folder.path().join("cdi"));
+        let specs = Specs::new(&cdi, "dra.net", None);
+        specs.write(&record("old")).unwrap();
+        specs.write(&record("kept")).unwrap();
+        std::fs::write(cdi.join("other.json"), "{}").unwrap();
+        std::fs::write(cdi.join("dranic-dra.net-old.part"), "{").unwrap();
+        Specs::new(&cdi, "dranic.dev", None).write(&record("theirs")).unwrap();
+        for uid in ["kept", "missing"] {
+            ledger.put(record(uid), crate::ledger::Durability::Process).unwrap();
+        }
+        let guarded = Specs::new(&cdi, "dra.net", Some(guard()));
+        guarded.renew(&ledger, false);
+        let all = ["dranic-dra.net-kept.json", "dranic-dra.net-missing.json", "dranic-dranic.dev-theirs.json", "other.json"];
+        assert_eq!(names(&cdi), all);
+        assert!(written(&cdi, "kept").get("containerEdits").is_none(), "what is there is left alone");
+        guarded.renew(&ledger, true);
+        assert_eq!(names(&cdi), all);
+        assert!(written(&cdi, "kept").get("containerEdits").is_some(), "at start it is written anew");
     }
 
     #[test]
     fn a_folder_that_can_not_be_made_is_named() {
-        let error = write(&Specs::new(Path::new("/dev/null/cdi"), "dra.net"), "u-1").unwrap_err();
+        let error = Specs::new(Path::new("/dev/null/cdi"), "dra.net", None).write(&record("u-1")).unwrap_err();
         assert!(error.contains("/dev/null/cdi/dranic-dra.net-u-1.json") && error.contains("--cdi-dir"), "{error}");
     }
 }

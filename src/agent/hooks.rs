@@ -5,14 +5,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{OnOverrun, Shared};
-use crate::attach::{AttachError, AttachTimes};
+use tokio::time::timeout_at;
+
+use super::attacher::{Attaching, BACKGROUND_LIMIT, Wanted};
+use super::{Hold, OnOverrun, Shared, missed};
+use crate::attach::AttachError;
 use crate::names::{ClaimUid, PodUid, SandboxId};
 use crate::netdev::address;
-use crate::nri::{Adjustment, Container, HookError, Sandbox, SandboxHandler};
+use crate::nri::{Adjustment, Container, HookError, OciHook, Sandbox, SandboxHandler};
 
-/// Longest an attach may go on behind the gate.
-const DEFER_LIMIT: Duration = Duration::from_secs(60);
+/// How long the checks before the first move, or a look at what is in place, may keep the runtime waiting: a few milliseconds on a quiet
+/// node.
+const CHECKS: Duration = Duration::from_millis(20);
 
 /// Longest error text for the runtime, in characters: it becomes a pod event. What the runtime sent (a path) may be of any length.
 const ERROR_MAX: usize = 4096;
@@ -89,75 +93,74 @@ impl Hooks {
         Ok(Known { pod, sandbox: id, netns: sandbox.netns.as_ref().map(PathBuf::from), lost: sandbox.lost, ips, text })
     }
 
-    /// Attaches inside the deadline, or fails, or (deferred) goes on behind the gate.
-    /// `late` when the sandbox was made before.
-    async fn attach(&self, known: &Known, deadline: Instant, late: bool) -> Result<(), HookError> {
+    /// The attach into this sandbox: begun, or joined. Until `held_until` the runtime waits for it.
+    async fn attach(&self, known: &Known, deadline: Instant, held_until: Instant) -> Result<Attaching, HookError> {
         let path = self.namespace(known, deadline).await?;
-        let limit = match self.shared.config.on_overrun {
+        let limit = match self.shared.on_overrun {
             OnOverrun::Fail => deadline,
-            OnOverrun::Defer => Instant::now() + DEFER_LIMIT,
+            OnOverrun::Defer => Instant::now() + BACKGROUND_LIMIT,
         };
-        let shared = self.shared.clone();
         let (pod, sandbox) = (known.pod.clone(), known.sandbox.clone());
-        let job = self.shared.background.spawn_blocking(move || {
-            let start = Instant::now();
-            let result = shared.engine.attach(&pod, &sandbox, &path, limit);
-            if result.as_ref().map_or(true, |times| !times.moves.is_empty()) {
-                shared.metrics.observe_attach(start.elapsed(), result.is_ok());
+        Ok(self.shared.attacher.attach(Wanted { pod, sandbox, path, netns: None, deadline: limit, held_until }))
+    }
+
+    /// Until when the runtime, and every pod of the node with it, waits for a sandbox. Not for long where that would be in vain.
+    fn held_until(&self, known: &Known, deadline: Instant) -> Instant {
+        let now = Instant::now();
+        match (self.shared.on_overrun, self.shared.config.hold) {
+            (OnOverrun::Fail, _) | (_, Hold::Budget) => deadline,
+            (OnOverrun::Defer, Hold::For(hold)) => {
+                let until = deadline.min(now + hold);
+                let is_in_vain = self.shared.engine.forecast(&known.pod).is_some_and(|needs| now + needs > until);
+                if is_in_vain { until.min(now + CHECKS) } else { until }
             }
-            match &result {
-                Ok(times) if times.moves.is_empty() => {}
-                Ok(times) => {
-                    log_attached(&pod, &sandbox, times);
-                    if late {
-                        shared.attached_late(&pod, &sandbox, times.moves.len());
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(%pod, %sandbox, %error, "not attached");
-                    shared.reports.attach_failed(&shared.engine, &pod, error);
-                }
-            }
-            result
-        });
-        match tokio::time::timeout_at(deadline.into(), job).await {
-            Ok(Ok(Ok(_))) => Ok(()),
-            Ok(Ok(Err(error))) => Err(self.refuse(&known.text, error)),
-            Ok(Err(panic)) => Err(self.refuse(&known.text, format!("the attach ended badly: {panic}"))),
-            Err(_) if self.shared.config.on_overrun == OnOverrun::Defer => Ok(()),
-            Err(_) => Err(self.refuse(
-                &known.text,
-                "attaching its NICs took longer than the runtime's time for this request, so they are taken back; \
-                 the kubelet will try again. A longer plugin_request_timeout in the runtime's NRI configuration, or \
-                 --on-overrun=defer, gives it more",
-            )),
         }
     }
-}
 
-/// Where the time went, in microseconds: what an operator asks first when pods start slowly.
-fn log_attached(pod: &PodUid, sandbox: &SandboxId, times: &AttachTimes) {
-    let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-    tracing::info!(
-        %pod,
-        %sandbox,
-        devices = times.moves.len(),
-        total_us = us(times.total),
-        open_us = us(times.open),
-        look_us = us(times.look),
-        intent_us = us(times.intent),
-        moves_us = us(times.moves.iter().map(|(_, time)| *time).sum()),
-        configure_us = us(times.configure),
-        verify_us = us(times.verify),
-        record_us = us(times.record),
-        "attached"
-    );
-}
+    /// Every device is in place, by ledger and kernel, or the container must not be made now.
+    async fn complete(&self, known: &Known, text: &str, deadline: Instant) -> Result<(), HookError> {
+        let late = || "attaching its NICs still goes on; the kubelet will try again";
+        loop {
+            let attaching = self.attach(known, deadline, deadline).await?;
+            match timeout_at(deadline.into(), attaching.done()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return Err(self.refuse(&known.text, error)),
+                Err(_) => {
+                    let missing = self.shared.engine.check_attached(&known.pod, &known.sandbox).err();
+                    let missing = missing.unwrap_or_else(|| late().to_owned());
+                    return Err(self.refuse(
+                        text,
+                        format!("it may not start before its NICs are there: {missing}; the kubelet will try again"),
+                    ));
+                }
+            }
+            // An attach that was joined may have begun before the pod's last claim was prepared.
+            if self.shared.engine.check_attached(&known.pod, &known.sandbox).is_ok() {
+                return Ok(());
+            }
+        }
+    }
 
-impl Shared {
-    fn attached_late(&self, pod: &PodUid, sandbox: &SandboxId, devices: usize) {
-        tracing::warn!(%pod, %sandbox, devices, "attached late: its sandbox was missed");
-        self.reports.attached_late(&self.engine, pod, devices);
+    /// Lets a container be made whose start the guard holds back until every device is in place: as it is where it brings the guard
+    /// already, else with it. Nobody waits here.
+    async fn behind_guard(
+        &self,
+        known: &Known,
+        container: &Container,
+        guard: OciHook,
+        deadline: Instant,
+    ) -> Result<Adjustment, HookError> {
+        let now = Instant::now();
+        let attaching = self.attach(known, deadline, now).await?;
+        match timeout_at(deadline.min(now + CHECKS).into(), attaching.done()).await {
+            Ok(Ok(())) if self.shared.engine.check_attached(&known.pod, &known.sandbox).is_ok() => {
+                return Ok(Adjustment::default());
+            }
+            Ok(Err(error)) if error.is_final() => return Err(self.refuse(&known.text, error)),
+            _ => {}
+        }
+        let has_it = container.create_runtime.contains(&guard.path);
+        Ok(Adjustment { create_runtime: if has_it { Vec::new() } else { vec![guard] } })
     }
 }
 
@@ -193,29 +196,46 @@ impl SandboxHandler for Hooks {
 
     async fn run_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> Result<(), HookError> {
         let known = self.known(&sandbox)?;
-        self.attach(&known, deadline, false).await
+        self.shared.attacher.announce(&known.sandbox);
+        let held_until = self.held_until(&known, deadline);
+        let attaching = self.attach(&known, deadline, held_until).await?;
+        match timeout_at(held_until.into(), attaching.done()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(self.refuse(&known.text, error)),
+            Err(_) if self.shared.on_overrun == OnOverrun::Defer => {
+                self.shared.metrics.observe_deferred();
+                Ok(())
+            }
+            Err(_) => Err(self.refuse(
+                &known.text,
+                "attaching its NICs took longer than the runtime's time for this request, so they are taken back; \
+                 the kubelet will try again. A longer plugin_request_timeout in the runtime's NRI configuration, or \
+                 --on-overrun=defer, gives it more",
+            )),
+        }
     }
 
+    /// Where everything is in place, this only looks. Else the sandbox was missed, its attach failed, or it still runs.
     async fn create_container(&self, sandbox: Sandbox, container: Container, deadline: Instant) -> Result<Adjustment, HookError> {
         let known = self.known(&sandbox)?;
-        // Where everything is in place, this only looks. Else the sandbox was missed, its attach failed, or it still runs: attach now,
-        // or wait for it.
+        if let Some(guard) = self.shared.guard_hook(&known.pod, &known.sandbox) {
+            return self.behind_guard(&known, &container, guard, deadline).await;
+        }
         let text = format!("{}, container {}", known.text, container.name);
-        self.attach(&known, deadline, true).await?;
-        self.shared.engine.check_attached(&known.pod, &known.sandbox).map_err(|missing| {
-            self.refuse(&text, format!("it may not start before its NICs are there: {missing}; the kubelet will try again"))
-        })?;
-        Ok(Adjustment::default())
+        self.complete(&known, &text, deadline).await.map(|()| Adjustment::default())
     }
 
-    async fn stop_pod_sandbox(&self, sandbox: Sandbox, _deadline: Instant) {
+    async fn stop_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) {
         if !self.is_ours(&sandbox.uid) {
             return;
         }
         let Ok(known) = self.known(&sandbox) else { return };
+        self.shared.attacher.forget(&known.sandbox);
+        let is_cut_short = self.shared.attacher.running_in(&known.sandbox).is_some();
+        let held_until = self.held_until(&known, deadline);
         let shared = self.shared.clone();
         // The namespace is pinned, so the runtime need not wait for the way back.
-        self.shared.background.spawn_blocking(move || {
+        let release = self.shared.background.spawn_blocking(move || {
             let start = Instant::now();
             let released = shared.engine.release(&known.pod, &known.sandbox);
             shared.metrics.observe_release(start.elapsed());
@@ -223,36 +243,22 @@ impl SandboxHandler for Hooks {
                 tracing::info!(pod = %known.pod, sandbox = %known.sandbox, ?released, total = ?start.elapsed(), "released");
             }
         });
+        // An attach on its way in is another matter: once this is answered, the runtime expects that nothing comes any more.
+        if is_cut_short {
+            let _ = timeout_at(held_until.into(), release).await;
+        }
     }
 
     async fn remove_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) {
         self.stop_pod_sandbox(sandbox, deadline).await;
     }
 
-    async fn synchronize(&self, sandboxes: Vec<Sandbox>, _containers: Vec<Container>) {
-        let known: Vec<_> = sandboxes.iter().filter_map(|s| self.known(s).ok()).map(|k| (k.pod, k.sandbox, k.netns)).collect();
-        let shared = self.shared.clone();
+    async fn synchronize(&self, sandboxes: Vec<Sandbox>, containers: Vec<Container>) {
+        let known: Vec<Known> = sandboxes.iter().filter_map(|s| self.known(s).ok()).collect();
+        self.shared.attacher.keep(&known.iter().map(|k| k.sandbox.clone()).collect());
+        let listed = known.into_iter().map(|k| (k.pod, k.sandbox, k.netns)).collect();
         let (done, released) = tokio::sync::oneshot::channel();
-        self.shared.background.spawn_blocking(move || {
-            let todo = shared.engine.reconcile(&known);
-            for (pod, sandbox) in todo.release {
-                let released = shared.engine.release(&pod, &sandbox);
-                tracing::info!(%pod, %sandbox, ?released, "the runtime does not know this sandbox any more");
-            }
-            // Nobody waits any more when the answer was due.
-            let _ = done.send(());
-            for (pod, sandbox, path) in todo.attach {
-                match shared.engine.attach(&pod, &sandbox, &path, Instant::now() + DEFER_LIMIT) {
-                    // The gate of a container was quicker.
-                    Ok(times) if times.moves.is_empty() => {}
-                    Ok(times) => shared.attached_late(&pod, &sandbox, times.moves.len()),
-                    Err(error) => {
-                        tracing::error!(%pod, %sandbox, %error, "a sandbox that was missed could not be attached");
-                        shared.reports.attach_failed(&shared.engine, &pod, &error);
-                    }
-                }
-            }
-        });
+        self.shared.background.spawn(missed::catch_up(self.shared.clone(), listed, containers, done));
         // Until this is answered no sandbox is made: one that is must not be taken for one that the runtime does not list.
         let _ = released.await;
     }

@@ -39,7 +39,7 @@ impl Reports {
         let record = &observation.record;
         self.status.changed(&record.claim);
         match &observation.what {
-            Observed::Prepared | Observed::Attached | Observed::AttachFailed(_) => {}
+            Observed::Prepared | Observed::Attached | Observed::AttachFailed(_) | Observed::Missed => {}
             Observed::Released(outcomes) => outcomes.iter().for_each(|outcome| self.released(record, outcome)),
             Observed::Restored(device, failed) => self.not_restored(record, device, failed),
             Observed::Forgotten => self.gone().retain(|(claim, _)| *claim != record.claim.uid),
@@ -64,6 +64,17 @@ impl Reports {
              their claim was not prepared yet. Containers that were started before did not see them"
         );
         self.on_pod(engine, pod, "AttachedLate", &text);
+    }
+
+    /// Containers of a pod were started without its devices.
+    pub(super) fn sandbox_missed(&self, engine: &Engine, pod: &PodUid, why: &str) {
+        self.on_pod(engine, pod, "SandboxMissed", why);
+    }
+
+    /// Such a pod can't be evicted.
+    pub(super) fn not_evicted(&self, record: &ClaimRecord, why: &str) {
+        let text = format!("its containers run without its NICs, and it can't be evicted: {why}; delete it");
+        self.events.send(Event::warning(Object::pod(record), "NotEvicted", text));
     }
 
     fn on_pod(&self, engine: &Engine, pod: &PodUid, reason: &'static str, text: &str) {
@@ -148,10 +159,10 @@ impl Reporting {
     }
 
     /// Ends them, after a bounded time for what is not written yet.
-    pub(super) async fn stop(self) {
+    pub(super) async fn stop(&mut self) {
         self.stop.cancel();
         let (status, events) = (self.status.abort_handle(), self.events.abort_handle());
-        let both = async { tokio::join!(self.status, self.events) };
+        let both = async { tokio::join!(&mut self.status, &mut self.events) };
         if tokio::time::timeout(FLUSH_LIMIT, both).await.is_err() {
             tracing::warn!("the status of some claims is not written; the next start does it");
             status.abort();

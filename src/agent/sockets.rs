@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
-use super::status::{ClaimStatus, Status};
+use super::status::{ClaimStatus, REGISTERED, Status};
 use super::{Shared, standby};
 use crate::dra::grpc::Registration;
 
@@ -21,8 +21,7 @@ const WRITE_LIMIT: Duration = Duration::from_secs(5);
 /// Binds the socket and serves until `stop`; then removes it.
 pub(super) async fn serve_status(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<tokio::task::JoinHandle<()>> {
     let path = shared.config.status_socket.clone();
-    let bound =
-        standby::bind(&shared.board, &stop, || std::future::ready(bind(&path)), |e| e.kind() == ErrorKind::AddrInUse).await;
+    let bound = standby::bind(&shared.board, &stop, || std::future::ready(bind(&path)), is_taken).await;
     let bound = bound.with_context(|| format!("--status-socket {} can't be bound", path.display()))?;
     Ok(tokio::spawn(async move {
         let Some(listener) = bound else { return };
@@ -46,7 +45,22 @@ pub(super) async fn serve_status(shared: Arc<Shared>, stop: CancellationToken) -
     }))
 }
 
-fn bind(path: &Path) -> std::io::Result<UnixListener> {
+/// Whether [`bind`] failed because somebody answers there.
+pub(super) fn is_taken(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::AddrInUse
+}
+
+/// Whether root asks, or who runs the agent.
+pub(super) fn is_root(stream: &UnixStream) -> bool {
+    let own = nix::unistd::geteuid().as_raw();
+    matches!(stream.peer_cred().map(|c| c.uid()), Ok(uid) if uid == 0 || uid == own)
+}
+
+/// A socket for root only, in place of one where nobody answers any more.
+///
+/// # Errors
+/// What the system says; `AddrInUse` when somebody answers there.
+pub(super) fn bind(path: &Path) -> std::io::Result<UnixListener> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
@@ -71,9 +85,7 @@ fn bind(path: &Path) -> std::io::Result<UnixListener> {
 }
 
 async fn answer(mut stream: UnixStream, shared: Arc<Shared>) {
-    let own = nix::unistd::geteuid().as_raw();
-    let peer = stream.peer_cred().map(|c| c.uid());
-    if !matches!(peer, Ok(uid) if uid == 0 || uid == own) {
+    if !is_root(&stream) {
         return;
     }
     let text = serde_json::to_vec(&status(&shared)).unwrap_or_default();
@@ -90,9 +102,11 @@ fn status(shared: &Shared) -> Status {
         driver: shared.config.driver_name.clone(),
         nri_connected: nri.connected,
         nri: nri.detail,
+        guard_usable: shared.guard.is_some(),
+        guard: shared.guard_detail.clone(),
         kubelet: match &*shared.registration.borrow() {
             Registration::Waiting => "waiting for the kubelet".to_owned(),
-            Registration::Registered => "registered".to_owned(),
+            Registration::Registered => REGISTERED.to_owned(),
             Registration::Refused(why) => format!("refused: {why}"),
         },
         published_devices: published.published,

@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::inventory::Withheld;
 use crate::ledger::{ClaimRecord, Phase, StepTime};
 
+/// What [`Status::kubelet`] says when all is well.
+pub const REGISTERED: &str = "registered";
+
 /// Everything the agent knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -19,6 +22,12 @@ pub struct Status {
     pub nri_connected: bool,
     /// To whom, or why not.
     pub nri: String,
+    /// Whether containers are held back by the guard.
+    #[serde(default)]
+    pub guard_usable: bool,
+    /// Where it is on the host, or why it can't be used.
+    #[serde(default)]
+    pub guard: String,
     /// Whether the kubelet has registered the driver, in words.
     pub kubelet: String,
     /// Devices in the published ResourceSlices.

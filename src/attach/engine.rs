@@ -2,6 +2,8 @@
 
 mod attach;
 mod configure;
+mod ended;
+mod foretell;
 mod home;
 mod jobs;
 pub(crate) mod locate;
@@ -13,18 +15,21 @@ mod recover;
 mod release;
 mod restore;
 mod taken;
+mod turns;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::attach::forecast::Forecast;
 use crate::inventory::{Lent, Scan};
 use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, LedgerError, Phase};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
 use crate::netlink::NetlinkError;
 use crate::netns::{Netns, NetnsError};
+use turns::Pace;
 
-pub use attach::{AttachError, AttachTimes};
+pub use attach::{Attach, AttachError, AttachTimes};
 pub use observe::{Look, Observation, Observed, Observer, Seen};
 pub use pods::PodGuard;
 pub use prepare::{PrepareError, PrepareReason};
@@ -58,6 +63,9 @@ pub struct Engine {
     pods: pods::Pods,
     /// Namespaces held open from attach to release, so that an orderly return is possible after the runtime unlinked the path.
     pins: Mutex<HashMap<SandboxId, Arc<Netns>>>,
+    turns: turns::Turns,
+    forecast: Mutex<Forecast>,
+    ended: ended::Ended,
     observer: observe::ObserverBox,
 }
 
@@ -89,6 +97,9 @@ impl Engine {
             reserved: Mutex::new(reserved),
             pods: pods::Pods::default(),
             pins: Mutex::default(),
+            turns: turns::Turns::default(),
+            forecast: Mutex::default(),
+            ended: ended::Ended::default(),
             observer: observe::ObserverBox::default(),
         }
     }

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::Failure;
-use crate::agent::{AgentConfig, OnOverrun};
+use super::{EXIT_USAGE, Failure};
+use crate::agent::{AgentConfig, Hold, NeedsGuard, OnMissedSandbox, OnOverrun};
 use crate::dra::{api, grpc};
 use crate::inventory::ScanOptions;
 use crate::names::DNS_LABEL_MAX;
+use crate::nri::session::Margin;
 
 /// End of `dranic agent --help`.
 pub(super) const AFTER_HELP: &str = "\
@@ -18,7 +19,8 @@ Examples:
   dranic agent                                        in a pod of the DaemonSet: everything has a default
   dranic agent --kubeconfig admin.conf --log-level debug
   dranic agent --driver-name dra.net                  with manifests that were written for DRANET
-  dranic agent --on-overrun defer                     real NICs that take longer than the runtime's 2 s
+  dranic agent --on-overrun fail                      no pod has a sandbox before its NICs are in it
+  dranic agent --hold budget                          the same, unless they take longer than the runtime's 2 s
   DRANIC_OFFER_VETH=true dranic agent --node-name n1  on a machine without NICs
 
 Each flag can be given by its variable instead. A bad value exits 64 before anything is bound.";
@@ -30,6 +32,15 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
 }
 
 /// Flags of `dranic agent`.
@@ -59,6 +70,11 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_NRI_SOCKET", default_value = "/var/run/nri/nri.sock", value_name = "SOCKET")]
     pub nri_socket: PathBuf,
 
+    /// Whether to use the runtime's NRI. Without it the guard alone has NICs attached, when a container starts, and they are given back
+    /// when the claim is unprepared: for runtimes without NRI, which must have CDI.
+    #[arg(long, env = "DRANIC_NRI", value_enum, default_value = "on", value_name = "WHETHER")]
+    pub nri: Switch,
+
     /// NRI plugin index: two digits, lower ones are asked first.
     #[arg(long, env = "DRANIC_NRI_INDEX", default_value = "10", value_name = "NN")]
     pub nri_index: String,
@@ -75,18 +91,49 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_STATUS_SOCKET", default_value = "/run/dranic/dranic.sock", value_name = "SOCKET")]
     pub status_socket: PathBuf,
 
+    /// Socket that guards ask; root only. `gate.sock` beside the status socket where absent. Its path must be the same on the host.
+    #[arg(long, env = "DRANIC_GATE_SOCKET", value_name = "SOCKET")]
+    pub gate_socket: Option<PathBuf>,
+
+    /// Where to put the guard on the host: the program that the OCI runtime runs for each container with a claim, to hold it back until
+    /// its NICs are there. On a file system that is not noexec, and the same path on the host. Empty: no guard.
+    #[arg(long, env = "DRANIC_GUARD_DIR", default_value = "/var/lib/dranic/bin", value_name = "DIR")]
+    pub guard_dir: String,
+
+    /// The guard to put there; `dranic-guard` beside this program where absent.
+    #[arg(long, env = "DRANIC_GUARD_PROGRAM", value_name = "FILE", hide = true)]
+    pub guard_program: Option<PathBuf>,
+
+    /// Seconds that the guard holds a container back before it fails. (The kubelet gives up after 120.)
+    #[arg(long, env = "DRANIC_GUARD_WAIT", default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=110))]
+    pub guard_wait: u64,
+
     /// Address of /healthz, /readyz and /metrics.
     #[arg(long, env = "DRANIC_HTTP_ADDRESS", default_value = "127.0.0.1:9177", value_name = "IP:PORT")]
     pub http_address: SocketAddr,
 
-    /// What to do when an attach outlasts the runtime's budget: fail the sandbox and take everything back, or let it go on while
-    /// no container of the pod is let through.
-    #[arg(long, env = "DRANIC_ON_OVERRUN", value_enum, default_value = "fail", value_name = "WHAT")]
-    pub on_overrun: OnOverrun,
+    /// What to do when an attach outlasts --hold (defer) or the runtime's budget (fail): let it go on while no container of the pod
+    /// is let through, or fail the sandbox and take everything back. Where absent: defer if the guard can be used, else fail.
+    #[arg(long, env = "DRANIC_ON_OVERRUN", value_enum, value_name = "WHAT")]
+    pub on_overrun: Option<OnOverrun>,
+
+    /// When an attach may go on (--on-overrun): milliseconds that the runtime, and every pod of the node with it, waits for the NICs of a sandbox before
+    /// the attach goes on behind the gate; 0 never, or `budget`: as long as the runtime's deadline allows.
+    #[arg(long, env = "DRANIC_HOLD", default_value = "200", value_name = "MS", value_parser = hold)]
+    pub hold: Hold,
+
+    /// What to do about a pod whose containers were started without its NICs, since no agent was connected to the runtime: attach them
+    /// late, evict the pod, or only say so by an event. The claim's status says it in each case.
+    #[arg(long, env = "DRANIC_ON_MISSED_SANDBOX", value_enum, default_value = "attach", value_name = "WHAT")]
+    pub on_missed_sandbox: OnMissedSandbox,
 
     /// Least time left for the answer before the runtime's deadline, in milliseconds (never more than half of the budget).
     #[arg(long, env = "DRANIC_NRI_MARGIN", default_value_t = 150, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub nri_margin: u64,
+
+    /// The same as a share of the time that the runtime gives, in percent: the larger of the two counts.
+    #[arg(long, env = "DRANIC_NRI_MARGIN_PERCENT", default_value_t = 10, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=50))]
+    pub nri_margin_percent: u32,
 
     /// Offer veth links too. They are the host's ends of pods on a real node: for tests and for trying things out.
     #[arg(long, env = "DRANIC_OFFER_VETH")]
@@ -142,6 +189,14 @@ impl AgentArgs {
         if self.nri_index.len() != 2 || !self.nri_index.bytes().all(|b| b.is_ascii_digit()) {
             return Err(Failure::usage("--nri-index", format!("{:?} is not two digits, 00 to 99", self.nri_index)));
         }
+        let gate_socket = self.gate_socket.unwrap_or_else(|| self.status_socket.with_file_name("gate.sock"));
+        let guard_dir = Some(PathBuf::from(self.guard_dir)).filter(|dir| !dir.as_os_str().is_empty());
+        if let Some(dir) = &guard_dir {
+            absolute(dir).map_err(|why| Failure::usage("--guard-dir", why))?;
+        }
+        if gate_socket == self.status_socket {
+            return Err(Failure::usage("--gate-socket", "it is the same as --status-socket"));
+        }
         for (flag, path) in [
             ("--kubelet-root", &self.kubelet_root),
             ("--nri-socket", &self.nri_socket),
@@ -150,10 +205,13 @@ impl AgentArgs {
             ("--netns-dir", &self.netns_dir),
             ("--sysctl-dir", &self.sysctl_dir),
             ("--status-socket", &self.status_socket),
+            ("--gate-socket", &gate_socket),
         ] {
             absolute(path).map_err(|why| Failure::usage(flag, why))?;
         }
-        for (flag, path) in [("--nri-socket", &self.nri_socket), ("--status-socket", &self.status_socket)] {
+        for (flag, path) in
+            [("--nri-socket", &self.nri_socket), ("--status-socket", &self.status_socket), ("--gate-socket", &gate_socket)]
+        {
             socket_path(path).map_err(|why| Failure::usage(flag, why))?;
         }
         if let Some(file) = &self.kubeconfig {
@@ -171,13 +229,20 @@ impl AgentArgs {
             kubelet_root: self.kubelet_root,
             instance: self.instance,
             nri_socket: self.nri_socket,
+            nri: self.nri == Switch::On,
             nri_index: self.nri_index,
-            nri_margin: Duration::from_millis(self.nri_margin),
+            nri_margin: Margin { least: Duration::from_millis(self.nri_margin), percent: self.nri_margin_percent },
             state_dir: self.state_dir,
             cdi_dir: self.cdi_dir,
             status_socket: self.status_socket,
+            gate_socket,
+            guard_dir,
+            guard_program: self.guard_program,
+            guard_wait: Duration::from_secs(self.guard_wait),
             http_address: self.http_address,
             on_overrun: self.on_overrun,
+            hold: self.hold,
+            on_missed_sandbox: self.on_missed_sandbox,
             offer: ScanOptions { offer_veth: self.offer_veth, need_default_route: self.need_default_route },
             rescan: Duration::from_secs(self.rescan),
             wait_for_device: Duration::from_secs(self.wait_for_device),
@@ -197,7 +262,21 @@ impl AgentArgs {
 pub(super) fn run(args: AgentArgs) -> Result<(), Failure> {
     let (config, format, filter) = args.check()?;
     crate::telemetry::start_logs(format == LogFormat::Json, filter);
-    crate::agent::run_blocking(config).map_err(|error| Failure::failed(&error))
+    crate::agent::run_blocking(config).map_err(|error| {
+        let failure = Failure::failed(&error);
+        if error.is::<NeedsGuard>() { Failure { code: EXIT_USAGE, ..failure } } else { failure }
+    })
+}
+
+/// `200`, or `budget`.
+fn hold(text: &str) -> Result<Hold, String> {
+    if text == "budget" {
+        return Ok(Hold::Budget);
+    }
+    match text.parse() {
+        Ok(milliseconds @ 0..=60_000) => Ok(Hold::For(Duration::from_millis(milliseconds))),
+        _ => Err("give milliseconds, 0 to 60000, or: budget".to_owned()),
+    }
 }
 
 fn host_name() -> Result<String, String> {
@@ -264,6 +343,13 @@ mod tests {
     }
 
     #[test]
+    fn a_hold_is_milliseconds_or_the_budget() {
+        let hold = |value: &str| check(&["--hold", value]).unwrap_or_else(|f| panic!("{}", f.message)).hold;
+        assert_eq!((hold("0"), hold("250")), (Hold::For(Duration::ZERO), Hold::For(Duration::from_millis(250))));
+        assert_eq!(hold("budget"), Hold::Budget);
+    }
+
+    #[test]
     fn a_bad_value_exits_64_and_names_the_flag() {
         for (flag, value) in [
             ("--node-name", "Node_1"),
@@ -281,12 +367,22 @@ mod tests {
             ("--kubeconfig", "/does/not/exist"),
             ("--http-address", "nonsense"),
             ("--on-overrun", "maybe"),
+            ("--hold", "60001"),
+            ("--hold", "long"),
+            ("--on-missed-sandbox", "ignore"),
+            ("--nri-margin-percent", "51"),
             ("--log-format", "xml"),
             ("--log-level", "dranic=loud"),
             ("--nri-margin", "0"),
             ("--rescan", "0"),
             ("--wait-for-device", "41"),
             ("--instance", "../x"),
+            ("--nri", "perhaps"),
+            ("--gate-socket", "x"),
+            ("--gate-socket", "/run/dranic/dranic.sock"),
+            ("--guard-dir", "x"),
+            ("--guard-wait", "0"),
+            ("--guard-wait", "111"),
         ] {
             let args: Vec<&str> = if flag == "--node-name" { vec![] } else { vec!["--node-name", "n"] };
             let all = ["dranic"].into_iter().chain(args).chain([flag, value]);

@@ -50,7 +50,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<(), Failure> {
 ///
 /// # Errors
 /// When no agent answers; exit code 69.
-fn ask(socket: &Path) -> Result<String, Failure> {
+pub(super) fn ask(socket: &Path) -> Result<String, Failure> {
     let unavailable = |e: std::io::Error| Failure {
         code: EXIT_UNAVAILABLE,
         message: format!(
@@ -71,13 +71,15 @@ fn ask(socket: &Path) -> Result<String, Failure> {
 fn text(status: &Status) -> String {
     let error = status.publish_error.as_ref().map(|e| format!(" ({e})")).unwrap_or_default();
     let mut text = format!(
-        "Node:      {}\nDriver:    {} ({})\nKubelet:   {}\nNRI:       {}{}\nPublished: {} devices{error}\n\n",
+        "Node:      {}\nDriver:    {} ({})\nKubelet:   {}\nNRI:       {}{}\nGuard:     {}{}\nPublished: {} devices{error}\n\n",
         status.node,
         status.driver,
         status.version,
         status.kubelet,
         if status.nri_connected { "" } else { "not connected: " },
         status.nri,
+        if status.guard_usable { "" } else { "not used: " },
+        status.guard,
         status.published_devices,
     );
     if status.claims.is_empty() {

@@ -6,6 +6,8 @@
 //! place, and copies every other frame and the whole way back unchanged. It therefore ends the client's HPACK context: our
 //! server sees blocks that refer to nothing but the static table.
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod hpack;
 #[cfg(test)]
 mod tests;

@@ -66,14 +66,19 @@ fn hex_sha256(text: &str) -> String {
 /// The file's bytes.
 pub(super) fn encode(record: &ClaimRecord) -> Result<Vec<u8>, String> {
     let text = to_raw_value(record).map_err(|e| e.to_string())?;
+    sealed(&record.boot_id, &text)
+}
+
+/// The record's text in its envelope.
+pub(super) fn sealed(boot_id: &str, record: &RawValue) -> Result<Vec<u8>, String> {
     let envelope = EnvelopeOut {
         version: VERSION,
         driver_version: env!("CARGO_PKG_VERSION"),
-        boot_id: &record.boot_id,
-        sha256: hex_sha256(text.get()),
-        record: &text,
+        boot_id,
+        sha256: hex_sha256(record.get()),
+        record,
     };
-    let mut bytes = Vec::with_capacity(text.get().len() + ENVELOPE);
+    let mut bytes = Vec::with_capacity(record.get().len() + ENVELOPE);
     serde_json::to_writer(&mut bytes, &envelope).map_err(|e| e.to_string())?;
     bytes.push(b'\n');
     if bytes.len() > MAX_BYTES {

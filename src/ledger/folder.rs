@@ -1,4 +1,4 @@
-//! Files of the state folder: `<claim UID>.json` records, `lock`, `.tmp-…` while writing, `….bad` for what was set aside.
+//! Files of the state folder: `<claim UID>.json` records, `lock`, `successor`, `.tmp-…` while writing, `….bad` for what was set aside.
 
 use std::collections::HashMap;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -16,7 +16,7 @@ use crate::names::ClaimUid;
 
 /// Claim UIDs never begin with a dot.
 const TEMP_PREFIX: &str = ".tmp-";
-const SUFFIX: &str = ".json";
+pub(super) const SUFFIX: &str = ".json";
 
 /// What a folder holds.
 #[derive(Debug, Default)]
@@ -81,6 +81,21 @@ fn lock_when_free(folder: &Path) -> Result<Flock<File>, LedgerError> {
     }
 }
 
+/// Held by an agent that waits for the folder, so that the one that has it knows.
+const SUCCESSOR: &str = "successor";
+
+/// Says that somebody waits for the folder, for as long as this is held; none where another one says so already, or it can't be said.
+pub(super) fn announce(folder: &Path) -> Option<Flock<File>> {
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(folder.join(SUCCESSOR)).ok()?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
+}
+
+/// Whether somebody waits for the folder.
+pub(super) fn is_awaited(folder: &Path) -> bool {
+    let Ok(file) = OpenOptions::new().write(true).open(folder.join(SUCCESSOR)) else { return false };
+    matches!(Flock::lock(file, FlockArg::LockExclusiveNonblock), Err((_, Errno::EWOULDBLOCK)))
+}
+
 /// Reads all records, removes left-over temporary files, sets damaged files aside.
 pub(super) fn load(folder: &Path) -> Result<Loaded, LedgerError> {
     let mut loaded = Loaded::default();
@@ -125,7 +140,7 @@ fn load_one(path: &Path, stem: &str, loaded: &mut Loaded) {
 }
 
 /// At most one byte more than a file may have. What is no regular file reads as empty, which is no record.
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let flags = nix::libc::O_NONBLOCK | nix::libc::O_NOFOLLOW;
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
         Err(error) if error.raw_os_error() == Some(nix::libc::ELOOP) => return Ok(Vec::new()),

@@ -109,6 +109,16 @@ pub struct DeviceRecord {
     pub since_unix_ms: u64,
 }
 
+/// A sandbox whose containers run without the devices of the pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Missed {
+    /// The runtime's id.
+    pub sandbox: SandboxId,
+    /// Which containers, why, and what is done about it; for people.
+    pub why: String,
+}
+
 /// Everything we know of a prepared claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -121,6 +131,9 @@ pub struct ClaimRecord {
     pub generation: u64,
     /// Boot id of the machine when it was prepared (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
+    /// Containers of the pod were started without its devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missed: Option<Missed>,
     /// Its devices of ours, in the order of the allocation result.
     pub devices: Vec<DeviceRecord>,
 }

@@ -14,6 +14,7 @@ fn record() -> ClaimRecord {
         pod: PodRef { name: "p".to_owned(), uid: PodUid::new("p1").unwrap() },
         generation: 3,
         boot_id: "boot-1".to_owned(),
+        missed: None,
         devices: Vec::new(),
     }
 }

@@ -23,7 +23,7 @@ use super::mux::Channel;
 use super::{Container, Sandbox, SandboxHandler, proto, wire};
 
 /// Service the runtime calls.
-const SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
+pub(super) const SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 /// RunPodSandbox, StopPodSandbox, RemovePodSandbox, CreateContainer: valid on every version. 0 would mean all events, among them
 /// validation, and then no container could be made.
 const EVENTS: i32 = 0x000f;
@@ -113,7 +113,7 @@ pub(super) struct Dispatcher<H> {
 
 /// How a method is answered.
 #[derive(Debug, Clone, Copy)]
-enum Method {
+pub(super) enum Method {
     Configure,
     Synchronize,
     Hook(Hook),
@@ -122,7 +122,7 @@ enum Method {
     Unsubscribed,
 }
 
-const METHODS: [(&str, Method); 18] = [
+pub(super) const METHODS: [(&str, Method); 18] = [
     ("Configure", Method::Configure),
     ("Synchronize", Method::Synchronize),
     ("RunPodSandbox", Method::Hook(Hook::RunPodSandbox)),

@@ -55,6 +55,13 @@ async fn fail_takes_everything_back_and_answers_before_the_deadline() {
     let errors: Vec<_> = node::devices(&cluster.status().unwrap()).iter().filter_map(|d| d.last_error.clone()).collect();
     assert!(errors.len() == NICS as usize && errors[0].contains("time for this request ran out"), "{errors:?}");
 
+    // The next one is known to fail, and no NIC is touched for it.
+    let again = cluster.sandbox("a", &pod.uid, 1).unwrap();
+    let relay = cluster.runtime.run_pod_sandbox(&again.sandbox).await;
+    let error = relay.error.expect("32 NICs in 300 ms");
+    node::assert_says(&error, &["takes about", "nothing was moved", "plugin_request_timeout", "--on-overrun=defer"]);
+    node::assert_empty(&again);
+
     // The operator raises the runtime's time-out.
     cluster.runtime.stop(true).await;
     cluster.runtime = RuntimeDouble::start(RuntimeOptions {
@@ -63,7 +70,7 @@ async fn fail_takes_everything_back_and_answers_before_the_deadline() {
     })
     .unwrap();
     cluster.runtime.wait_plugin(PLUGIN, LIMIT).await.unwrap();
-    let again = cluster.sandbox("a", &pod.uid, 1).unwrap();
+    let again = cluster.sandbox("a", &pod.uid, 2).unwrap();
     node::run(&cluster, &again).await;
     node::assert_inside(&again, &names(0..NICS));
     assert!(node::devices(&cluster.status().unwrap()).iter().all(|d| d.last_error.is_none()));
@@ -75,7 +82,7 @@ async fn fail_takes_everything_back_and_answers_before_the_deadline() {
 async fn defer_goes_on_behind_the_gate() {
     let Some(mut options) = node::options(MANY) else { return };
     options.runtime = patient;
-    options.arguments = vec!["--on-overrun=defer".to_owned()];
+    options.arguments = ["--on-overrun=defer", "--hold=budget", "--guard-dir="].map(str::to_owned).to_vec();
     let (cluster, before) = node::start_with(options).await;
     let pod = cluster.pod("a").unwrap();
     let claims = halves(&cluster, &pod);

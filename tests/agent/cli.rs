@@ -63,6 +63,12 @@ fn bad_values(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
         ("--nri-socket", long(107), "DRANIC_NRI_SOCKET"),
         ("--nri-index", "5".to_owned(), "DRANIC_NRI_INDEX"),
         ("--nri-index", "ab".to_owned(), "DRANIC_NRI_INDEX"),
+        ("--nri", "perhaps".to_owned(), "DRANIC_NRI"),
+        ("--gate-socket", "gate.sock".to_owned(), "DRANIC_GATE_SOCKET"),
+        ("--gate-socket", long(107), "DRANIC_GATE_SOCKET"),
+        ("--guard-dir", "bin".to_owned(), "DRANIC_GUARD_DIR"),
+        ("--guard-wait", "0".to_owned(), "DRANIC_GUARD_WAIT"),
+        ("--guard-wait", "111".to_owned(), "DRANIC_GUARD_WAIT"),
         ("--state-dir", "state".to_owned(), "DRANIC_STATE_DIR"),
         ("--state-dir", String::new(), "DRANIC_STATE_DIR"),
         ("--netns-dir", "netns".to_owned(), "DRANIC_NETNS_DIR"),
@@ -73,6 +79,11 @@ fn bad_values(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
         ("--http-address", "9177".to_owned(), "DRANIC_HTTP_ADDRESS"),
         ("--http-address", "127.0.0.1:99999".to_owned(), "DRANIC_HTTP_ADDRESS"),
         ("--on-overrun", "maybe".to_owned(), "DRANIC_ON_OVERRUN"),
+        ("--hold", "-1".to_owned(), "DRANIC_HOLD"),
+        ("--hold", "60001".to_owned(), "DRANIC_HOLD"),
+        ("--hold", "a while".to_owned(), "DRANIC_HOLD"),
+        ("--on-missed-sandbox", "ignore".to_owned(), "DRANIC_ON_MISSED_SANDBOX"),
+        ("--nri-margin-percent", "51".to_owned(), "DRANIC_NRI_MARGIN_PERCENT"),
         ("--nri-margin", "0".to_owned(), "DRANIC_NRI_MARGIN"),
         ("--nri-margin", "-5".to_owned(), "DRANIC_NRI_MARGIN"),
         ("--nri-margin", "soon".to_owned(), "DRANIC_NRI_MARGIN"),
@@ -155,7 +166,14 @@ fn help_has_examples_every_variable_and_the_defaults() {
     let agent = stdout(&output);
     node::assert_says(
         &agent,
-        &["Examples:", "[default: 127.0.0.1:9177]", "[default: dranic.dev]", "[default: fail]", "[default: 10]"],
+        &[
+            "Examples:",
+            "[default: 127.0.0.1:9177]",
+            "[default: dranic.dev]",
+            "[default: 200]",
+            "[default: attach]",
+            "[default: 10]",
+        ],
     );
     for (_, _, variable) in bad_values(tempfile::tempdir().unwrap().path()) {
         assert!(agent.contains(&format!("[env: {variable}")), "{variable} is not in the help");

@@ -19,7 +19,7 @@ async fn a_sandbox_made_while_the_agent_was_down_is_attached_and_its_containers_
     cluster.start_agent().unwrap();
     cluster.runtime.wait_plugin(PLUGIN, LIMIT).await.unwrap();
     // The first request that the runtime relays: it waits, and is let through with everything there.
-    cluster.runtime.create_container(&pod.sandbox.id, &pod.container("main")).await.result().unwrap();
+    cluster.start_container(&pod, "main", &[]).await.unwrap();
     node::assert_inside(&pod, &names(0..8));
     cluster.wait_ready(LIMIT).await.unwrap();
     node::assert_phase(&cluster, 8, Phase::Attached);
@@ -50,8 +50,7 @@ async fn a_container_of_a_missed_sandbox_attaches_there_and_then() {
     cluster.prepare(&claims).await.unwrap();
     // The runtime never asked, as with a claim that was prepared behind its sandbox.
     cluster.runtime.add_pod(pod.sandbox.clone(), Vec::new());
-    let relay = cluster.runtime.create_container(&pod.sandbox.id, &pod.container("main")).await;
-    assert_eq!(relay.error, None, "{}", cluster.log());
+    cluster.start_container(&pod, "main", &[]).await.unwrap_or_else(|e| panic!("{e}\n{}", cluster.log()));
     node::assert_inside(&pod, &names(0..4));
     node::end(&cluster, &pod, &claims).await;
     node::assert_as_before(&cluster, &before);
@@ -66,7 +65,7 @@ async fn a_second_claim_prepared_later_joins_the_running_sandbox() {
     node::run(&cluster, &pod).await;
     let second = [cluster.claim("second", &pod, &names(2..3), &[]).unwrap()];
     cluster.prepare(&second).await.unwrap();
-    cluster.runtime.create_container(&pod.sandbox.id, &pod.container("next")).await.result().unwrap();
+    cluster.start_container(&pod, "next", &[]).await.unwrap();
     node::assert_inside(&pod, &names(0..3));
     node::end(&cluster, &pod, &[first, second].concat()).await;
     node::assert_as_before(&cluster, &before);

@@ -29,7 +29,7 @@ fn look(pod: &Pod) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn attached_nics_stay_and_the_next_agent_goes_on() {
     let Some((mut cluster, before)) = node::start(3).await else { return };
-    assert_eq!(node::sockets(&cluster).len(), 3);
+    assert_eq!(node::sockets(&cluster).len(), 4);
     let (attached, prepared) = (cluster.pod("attached").unwrap(), cluster.pod("prepared").unwrap());
     let claims =
         [cluster.claim("c1", &attached, &names(0..2), &[]).unwrap(), cluster.claim("c2", &prepared, &names(2..3), &[]).unwrap()];
@@ -155,7 +155,7 @@ async fn sigint_stops_it_likewise_and_a_second_agent_of_the_node_waits() {
     cluster.start_agent().unwrap();
     until(LIMIT, "the second agent waits", || cluster.log().contains("another agent has the state directory")).await;
     assert!(!cluster.agent.as_mut().unwrap().has_ended());
-    assert_eq!(node::sockets(&cluster).len(), 3, "the first one's sockets stay");
+    assert_eq!(node::sockets(&cluster).len(), 4, "the first one's sockets stay");
     assert!(cluster.status().is_ok());
     cluster.agent = Some(first);
     cluster.agent.as_ref().unwrap().signal(Signal::SIGINT).unwrap();
@@ -176,12 +176,12 @@ async fn a_new_agent_waits_for_the_last_one_and_goes_on_in_its_place() {
         cluster.start_agent().unwrap();
         let waits = || cluster.log().matches("another agent has the state directory").count() > said;
         until(LIMIT, "the new agent waits", waits).await;
-        assert_eq!(node::sockets(&cluster).len(), 3, "the first one's");
+        assert_eq!(node::sockets(&cluster).len(), 4, "the first one's");
         if stopped_meanwhile {
             let new = cluster.agent.take().unwrap();
             let (status, took) = tokio::task::spawn_blocking(move || new.terminate()).await.unwrap().unwrap();
             assert!(status.success() && took < Duration::from_secs(2), "{status} {took:?}");
-            assert_eq!(node::sockets(&cluster).len(), 3, "it has removed none of them");
+            assert_eq!(node::sockets(&cluster).len(), 4, "it has removed none of them");
         }
     }
     let (status, _) = tokio::task::spawn_blocking(move || first.terminate()).await.unwrap().unwrap();

@@ -19,10 +19,12 @@ async fn a_pod_on_the_hosts_network() {
     cluster.prepare(&claims).await.unwrap();
     // Runtimes give no path, an empty one, or the host's own namespace.
     let host = format!("/proc/{}/ns/net", cluster.agent.as_ref().unwrap().pid());
-    for path in [None, Some(String::new()), Some(host)] {
+    for (attempt, path) in [None, Some(String::new()), Some(host)].into_iter().enumerate() {
         pod.sandbox.netns_path = path.clone();
+        pod.sandbox.id = format!("refused-{attempt}");
         let error = cluster.runtime.run_pod_sandbox(&pod.sandbox).await.error.expect("it must not run without its NICs");
         assert_says(&error, &["pod default/a", "host's network", "remove hostNetwork or the claim"]);
+        pod.sandbox.id = format!("missed-{attempt}");
         cluster.runtime.add_pod(pod.sandbox.clone(), Vec::new());
         let error = cluster.runtime.create_container(&pod.sandbox.id, &pod.container("main")).await.error.unwrap();
         assert_says(&error, &["pod default/a", "host's network", "remove hostNetwork or the claim"]);
@@ -65,8 +67,7 @@ async fn a_namespace_that_the_runtime_has_lost() {
     node::assert_phase(&cluster, 2, Phase::Prepared);
     pod.sandbox.lost = Some(vec!["10.244.0.7".to_owned()]);
     cluster.runtime.add_pod(pod.sandbox.clone(), Vec::new());
-    let outcome = cluster.runtime.create_container(&pod.sandbox.id, &pod.container("main")).await;
-    assert_eq!(outcome.error, None);
+    assert_eq!(cluster.start_container(&pod, "main", &[]).await, Ok(()));
     node::assert_phase(&cluster, 2, Phase::Attached);
     assert!(names(0..2).iter().all(|nic| pod.links_up().unwrap().contains(nic)), "{:?}", pod.links_up());
     node::end(&cluster, &pod, &claims).await;
@@ -81,13 +82,16 @@ async fn a_namespace_that_is_none() {
     cluster.prepare(&claims).await.unwrap();
     let good = pod.sandbox.netns_path.clone();
     let file = cluster.path("kubeconfig").display().to_string();
-    for path in ["/does/not/exist", "relative", "/dev/null", "/proc/self/ns/mnt", &file, &"x".repeat(100_000), "a\0b"] {
+    let paths = ["/does/not/exist", "relative", "/dev/null", "/proc/self/ns/mnt", &file, &"x".repeat(100_000), "a\0b"];
+    for (attempt, path) in paths.into_iter().enumerate() {
         pod.sandbox.netns_path = Some(path.to_owned());
+        pod.sandbox.id = format!("refused-{attempt}");
         let error = cluster.runtime.run_pod_sandbox(&pod.sandbox).await.error.expect("it must not run without its NICs");
         assert_says(&error, &["pod default/a", "namespace"]);
         assert!(error.len() < 5000, "{} bytes of error", error.len());
     }
     pod.sandbox.netns_path = good;
+    pod.sandbox.id = "good".to_owned();
     node::run(&cluster, &pod).await;
     node::end(&cluster, &pod, &claims).await;
     node::assert_nothing_done(&cluster, &before).await;
@@ -122,8 +126,10 @@ async fn a_name_that_is_taken_in_the_pod() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_device_that_is_gone_after_prepare() {
-    let Some((cluster, mut before)) = node::start(3).await else { return };
-    let pod = cluster.pod("a").unwrap();
+    let Some(mut options) = node::options(3) else { return };
+    options.arguments = vec!["--guard-wait=1".to_owned()];
+    let (cluster, mut before) = node::start_with(options).await;
+    let mut pod = cluster.pod("a").unwrap();
     let claims = [cluster.claim("c", &pod, &names(0..3), &[]).unwrap()];
     let device = cluster.device("nic1").unwrap();
     cluster.prepare(&claims).await.unwrap();
@@ -133,9 +139,10 @@ async fn a_device_that_is_gone_after_prepare() {
     assert_says(&error, &["pod default/a", "claim default/c", &device, "nic1", "is gone", "dranic status"]);
     node::assert_empty(&pod);
     // Also where the runtime missed that, no container starts.
+    pod.sandbox.id = "missed".to_owned();
     cluster.runtime.add_pod(pod.sandbox.clone(), Vec::new());
-    let error = cluster.runtime.create_container(&pod.sandbox.id, &pod.container("main")).await.error.expect("nic1 is gone");
-    assert_says(&error, &["claim default/c", &device, "is gone"]);
+    let error = cluster.start_container(&pod, "main", &[]).await.expect_err("nic1 is gone");
+    assert_says(&error, &["default/c", &device, "is gone"]);
     node::assert_empty(&pod);
     assert_eq!(cluster.runtime.plugins(), [PLUGIN]);
     cluster.unprepare(&claims).await.unwrap();

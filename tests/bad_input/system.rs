@@ -149,17 +149,17 @@ async fn a_state_directory_that_becomes_read_only_during_an_attach() {
     cluster.prepare(&claims).await.unwrap();
     // By a container of a missed sandbox: no Stop follows its failure, so what comes back came back by the roll-back.
     cluster.runtime.add_pod(pod.sandbox.clone(), Vec::new());
-    let container = pod.container("main");
-    let attach = cluster.runtime.create_container(&pod.sandbox.id, &container);
-    let begun = async {
-        until(LIMIT, "the attach has begun", || pod.look().unwrap().links.len() > 2).await;
-        set_read_only(&cluster, &state, true);
-    };
-    let (relay, ()) = tokio::join!(attach, begun);
-    assert_says(&relay.error.expect("it is not written down"), &["pod default/a", "writing the ledger", "Read-only file system"]);
+    let mut starting = cluster.begin_container(&pod, "main", &[]).await.unwrap();
+    until(LIMIT, "the attach has begun", || pod.look().unwrap().links.len() > 2).await;
+    set_read_only(&cluster, &state, true);
+    until(LIMIT, "it can't be written down", || cluster.log().contains("writing the ledger")).await;
     node::assert_empty(&pod);
+    let tried = tokio::time::timeout(Duration::from_millis(500), starting.started()).await;
+    assert!(tried.is_err(), "the container waits: {tried:?}");
+    assert_says(&cluster.log(), &["Read-only file system"]);
+    // What failed is tried again, until the guard's time is over.
     set_read_only(&cluster, &state, false);
-    cluster.runtime.create_container(&pod.sandbox.id, &container).await.result().unwrap();
+    starting.started().await.unwrap();
     node::assert_inside(&pod, &names(0..16));
     node::end(&cluster, &pod, &claims).await;
     node::assert_nothing_done(&cluster, &before).await;

@@ -1,6 +1,8 @@
 //! Objects read with the API's types: what they can't hold was written wrong.
 
-use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
@@ -25,6 +27,8 @@ pub(crate) fn check(object: &Value) -> Result<(), String> {
         ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding") => {
             same::<ValidatingAdmissionPolicyBinding>(object)
         }
+        ("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy") => same::<MutatingAdmissionPolicy>(object),
+        ("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicyBinding") => same::<MutatingAdmissionPolicyBinding>(object),
         ("resource.k8s.io/v1", "DeviceClass") => same::<DeviceClass>(object),
         ("resource.k8s.io/v1", "ResourceClaimTemplate") => same::<ResourceClaimTemplate>(object),
         // A custom resource: no type of Kubernetes' own.

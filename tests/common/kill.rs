@@ -179,22 +179,29 @@ impl Rig {
         Ok(())
     }
 
-    /// The container is made again until it is let through; then everything must be there.
+    /// The container is made again until it is let through; then everything must be there, whether an agent was asked or not.
     async fn create(&mut self, pod: &Pod) -> Result<()> {
         let begin = Instant::now();
         for n in 0.. {
             self.revive().await?;
-            let relay = self.cluster.runtime.create_container(&pod.sandbox.id, &pod.container(&format!("main-{n}"))).await;
-            // While no agent is connected, the runtime asks nobody.
-            let asked = !relay.asked.is_empty();
-            match relay.result() {
-                Ok(()) if asked => return self.is_complete(pod).context("a container was let through"),
-                Ok(()) => {}
-                Err(error) => ensure!(begin.elapsed() < PATIENCE, "{error}"),
+            match self.start(pod, &format!("main-{n}")).await {
+                Ok(()) => return self.is_complete(pod).context("a container was let through"),
+                Err(error) => ensure!(begin.elapsed() < PATIENCE, "{error:#}"),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         bail!("not reached")
+    }
+
+    /// While the container's hooks wait, an agent that was killed comes back.
+    async fn start(&mut self, pod: &Pod, name: &str) -> Result<()> {
+        let mut starting = self.cluster.begin_container(pod, name, &self.claims).await.map_err(anyhow::Error::msg)?;
+        loop {
+            match tokio::time::timeout(Duration::from_millis(20), starting.started()).await {
+                Ok(started) => return started.map_err(anyhow::Error::msg),
+                Err(_) => self.revive().await?,
+            }
+        }
     }
 
     fn is_complete(&self, pod: &Pod) -> Result<()> {

@@ -75,7 +75,7 @@ pub(crate) fn assert_as_before(cluster: &Cluster, before: &Before) {
     if let Ok(status) = cluster.status() {
         assert_eq!(status.claims, vec![], "{}", cluster.log());
     }
-    let records: Vec<String> = files(&cluster.path("state")).into_iter().filter(|f| f != "lock").collect();
+    let records: Vec<String> = files(&cluster.path("state")).into_iter().filter(|f| f != "lock" && f != "successor").collect();
     assert_eq!(records, Vec::<String>::new(), "files of the ledger are left");
     assert_eq!(files(&cluster.path("cdi")), Vec::<String>::new(), "CDI specs are left");
 }
@@ -101,7 +101,7 @@ pub(crate) fn files(folder: &Path) -> Vec<String> {
 
 /// Every socket that the agent makes.
 pub(crate) fn sockets(cluster: &Cluster) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = vec![cluster.path("status.sock")];
+    let mut found: Vec<PathBuf> = vec![cluster.path("status.sock"), cluster.path("gate.sock")];
     for folder in ["kubelet/plugins/dranic.dev", "kubelet/plugins_registry"] {
         let folder = cluster.path(folder);
         found.extend(files(&folder).into_iter().map(|name| folder.join(name)));
@@ -121,7 +121,7 @@ pub(crate) async fn end(cluster: &Cluster, pod: &Pod, claims: &[Claim]) {
 pub(crate) async fn run(cluster: &Cluster, pod: &Pod) {
     let relay = cluster.runtime.run_pod_sandbox(&pod.sandbox).await;
     assert_eq!(relay.error, None, "{}", cluster.log());
-    cluster.runtime.create_container(&pod.sandbox.id, &pod.container("main")).await.result().unwrap();
+    cluster.start_container(pod, "main", &[]).await.unwrap_or_else(|e| panic!("{e}\n{}", cluster.log()));
 }
 
 /// The links `wanted` are in the pod and up, with the addresses that NICs of [`nics`] have.

@@ -14,6 +14,8 @@ use dranic_testbed::containerd::{self, Kit, NoContainerd, PodSpec};
 use dranic_testbed::fabric::NicSpec;
 use dranic_testbed::kubelet::Claim;
 
+/// The agent.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_dranic");
 pub(crate) const DRIVER: &str = "dranic.dev";
 
 /// Each test is over by then, whatever hangs. A test takes some seconds on a quiet machine.
@@ -33,6 +35,16 @@ pub(crate) async fn on_node(
     runtime: containerd::Options,
     test: impl AsyncFnOnce(&mut Rig) -> Result<()>,
 ) -> Result<()> {
+    on_node_with(nics, runtime, |_| {}, test).await
+}
+
+/// As [`on_node`], with an agent that is told something else.
+pub(crate) async fn on_node_with(
+    nics: u32,
+    runtime: containerd::Options,
+    change: impl FnOnce(&mut Options),
+    test: impl AsyncFnOnce(&mut Rig) -> Result<()>,
+) -> Result<()> {
     let kit = match Kit::get() {
         Ok(kit) => kit,
         Err(NoContainerd::Skip(reason)) => {
@@ -42,7 +54,8 @@ pub(crate) async fn on_node(
         Err(NoContainerd::Failed(error)) => return Err(error),
     };
     let run = async {
-        let options = Options::new(env!("CARGO_BIN_EXE_dranic"), (0..nics).map(nic).collect());
+        let mut options = Options::new(PROGRAM, (0..nics).map(nic).collect());
+        change(&mut options);
         let cluster = RealCluster::start(&kit, &runtime, options).await?;
         // The agent has touched nothing by now: no claim is prepared.
         let before = cluster.host_states()?;
@@ -80,6 +93,23 @@ pub(crate) fn nics(numbers: std::ops::Range<u32>) -> Vec<String> {
 /// Opaque parameters of request `r<n>` of a claim.
 pub(crate) fn config(n: u32, parameters: &str) -> ClaimConfig {
     ClaimConfig { requests: vec![format!("r{n}")], ..ClaimConfig::from_claim(DRIVER, parameters) }
+}
+
+/// A container on its way.
+pub(crate) struct Starting(tokio::task::JoinHandle<Result<String>>);
+
+impl Starting {
+    /// Fails if it has started, or failed, within `time`.
+    pub(crate) async fn still_waits(&self, time: Duration) -> Result<()> {
+        tokio::time::sleep(time).await;
+        ensure!(!self.0.is_finished(), "the container is not held back");
+        Ok(())
+    }
+
+    /// Its id, once it runs.
+    pub(crate) async fn started(self) -> Result<String> {
+        self.0.await?
+    }
 }
 
 impl Rig {
@@ -121,6 +151,33 @@ impl Rig {
         let container = containerd.create_container(sandbox, pod, name, &[]).await.context("CreateContainer")?;
         containerd.start_container(&container).await.context("StartContainer")?;
         Ok(container)
+    }
+
+    /// Names of the claim's CDI devices, as the kubelet hands them to the runtime with each container that uses the claim.
+    pub(crate) fn cdi_devices(&self, claim: &Claim) -> Result<Vec<String>> {
+        let file = self.cluster.path("cdi").join(format!("dranic-{DRIVER}-{}.json", claim.uid));
+        let spec: serde_json::Value = serde_json::from_slice(&std::fs::read(file)?)?;
+        let kind = spec["kind"].as_str().context("no kind")?;
+        let names = spec["devices"].as_array().context("no devices")?.iter().filter_map(|device| device["name"].as_str());
+        Ok(names.map(|name| format!("{kind}={name}")).collect())
+    }
+
+    /// As [`Rig::start`], of a container that uses the claim; in the background, as the kubelet does.
+    pub(crate) fn start_with(&self, sandbox: &str, pod: &PodSpec, name: &str, claim: &Claim) -> Result<Starting> {
+        let devices = self.cdi_devices(claim)?;
+        let create = self.cluster.containerd.container_request(
+            sandbox,
+            pod,
+            name,
+            &devices.iter().map(String::as_str).collect::<Vec<_>>(),
+        );
+        let mut client = self.cluster.containerd.client();
+        Ok(Starting(tokio::spawn(async move {
+            let container = client.create_container(create).await.context("CreateContainer")?.into_inner().container_id;
+            let start = containerd::v1::StartContainerRequest { container_id: container.clone() };
+            client.start_container(start).await.context("StartContainer")?;
+            Ok(container)
+        })))
     }
 
     pub(crate) async fn stop(&self, sandbox: &str) -> Result<()> {

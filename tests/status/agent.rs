@@ -13,6 +13,10 @@ const DRIVER: &str = "dranic.dev";
 
 /// A cluster with `count` NICs called nic0, nic1, … None (and a line that says so) without root.
 async fn start(count: u32) -> Option<Cluster> {
+    start_with(count, &[]).await
+}
+
+async fn start_with(count: u32, arguments: &[&str]) -> Option<Cluster> {
     if !fabric::root() {
         println!("skipped: needs root for network namespaces");
         return None;
@@ -24,7 +28,9 @@ async fn start(count: u32) -> Option<Cluster> {
         addresses: vec![format!("10.0.{n}.1/24").parse().unwrap()],
         ..NicSpec::default()
     };
-    Some(Cluster::start(Options::new(env!("CARGO_BIN_EXE_dranic"), (0..count).map(nic).collect())).await.unwrap())
+    let mut options = Options::new(env!("CARGO_BIN_EXE_dranic"), (0..count).map(nic).collect());
+    options.arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    Some(Cluster::start(options).await.unwrap())
 }
 
 fn nics(count: u32) -> Vec<String> {
@@ -183,17 +189,70 @@ async fn a_pod_in_the_hosts_network_is_told_so() {
     until_said(&cluster, &claim, "AttachFailed").await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_missed_sandbox_is_attached_late_and_said_so() {
-    let Some(mut cluster) = start(1).await else { return };
-    let pod = cluster.pod("p").unwrap();
+/// A pod whose claim is prepared, and whose container runs, by a runtime that no agent was connected to.
+async fn missed(policy: &str) -> Option<(Cluster, Pod, Claim)> {
+    let mut cluster = start_with(1, &["--on-missed-sandbox", policy]).await?;
+    let uid = cluster.api.add_pod("default", "p", "node-1");
+    let pod = cluster.sandbox("p", &uid, 0).unwrap();
     let claim = cluster.claim("c", &pod, &nics(1), &[]).unwrap();
     cluster.prepare(std::slice::from_ref(&claim)).await.unwrap();
     cluster.kill_agent().unwrap();
     cluster.runtime.add_pod(pod.sandbox.clone(), vec![pod.container("main")]);
     cluster.start_agent().unwrap();
-    until_said(&cluster, &claim, "Attached").await;
+    Some((cluster, pod, claim))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missed_sandbox_is_attached_late_and_said_so() {
+    let Some((cluster, pod, claim)) = missed("attach").await else { return };
+    let said = until_said(&cluster, &claim, "AttachedLate").await;
+    assert_eq!(said[0]["conditions"][0]["status"], "True", "{said:?}");
+    assert_eq!(said[0]["networkData"]["interfaceName"], "nic0", "{said:?}");
+    assert!(said[0]["conditions"][0]["message"].as_str().unwrap().contains("containers main"), "{said:?}");
+    let told = event(&cluster, "Pod", "SandboxMissed").await;
+    assert!(told["message"].as_str().unwrap().contains("attached now"), "{told}");
     event(&cluster, "Pod", "AttachedLate").await;
+    // In the pod's next sandbox all is well.
+    cluster.runtime.stop_pod_sandbox(&pod.sandbox.id).await.result().unwrap();
+    let next = cluster.sandbox("p", &pod.uid, 1).unwrap();
+    assert!(run(&cluster, &next).await, "{}", cluster.log());
+    until_said(&cluster, &claim, "Attached").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missed_sandbox_is_only_told_of_where_that_is_wanted() {
+    let Some((cluster, pod, claim)) = missed("event").await else { return };
+    let said = until_said(&cluster, &claim, "SandboxMissed").await;
+    assert_eq!(said[0]["conditions"][0]["status"], "False", "{said:?}");
+    let told = event(&cluster, "Pod", "SandboxMissed").await;
+    assert!(told["message"].as_str().unwrap().contains("stay on the host"), "{told}");
+    assert!(pod.links_up().unwrap().is_empty());
+    assert!(cluster.api.object("pods", "default", "p").is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_of_a_missed_sandbox_is_evicted_where_that_is_wanted() {
+    let Some((cluster, pod, claim)) = missed("evict").await else { return };
+    until("the eviction", || cluster.api.object("pods", "default", "p").is_none().then_some(())).await;
+    until_said(&cluster, &claim, "SandboxMissed").await;
+    event(&cluster, "Pod", "SandboxMissed").await;
+    assert!(pod.links_up().unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_may_not_be_evicted_is_told_of() {
+    let Some(mut cluster) = start_with(1, &["--on-missed-sandbox=evict"]).await else { return };
+    let uid = cluster.api.add_pod("default", "p", "node-1");
+    let pod = cluster.sandbox("p", &uid, 0).unwrap();
+    let claim = cluster.claim("c", &pod, &nics(1), &[]).unwrap();
+    cluster.prepare(std::slice::from_ref(&claim)).await.unwrap();
+    cluster.kill_agent().unwrap();
+    cluster.runtime.add_pod(pod.sandbox.clone(), vec![pod.container("main")]);
+    cluster.api.faults().forbid("POST /eviction");
+    cluster.start_agent().unwrap();
+    let told = event(&cluster, "Pod", "NotEvicted").await;
+    let text = told["message"].as_str().unwrap();
+    assert!(text.contains("pods/eviction") && text.contains("verbs [\"create\"]"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -83,9 +83,14 @@ impl Cluster {
         output(self.script("reboot.sh").args([node, verb])).await.map(drop)
     }
 
+    /// Whether the agents are processes of `agent.sh`, not the chart's.
+    pub(crate) fn agent_is_process(&self) -> bool {
+        self.scratch.join("node1/daemons/agent").exists()
+    }
+
     /// Gives all agents these flags beside their own, none to take them away; in the same way as the agents were installed.
     pub(crate) async fn agent_flags(&self, flags: &[&str]) -> Result<()> {
-        if self.scratch.join("node1/daemons/agent").exists() {
+        if self.agent_is_process() {
             output(self.script("agent.sh").arg("stop")).await?;
             return output(self.script("agent.sh").arg("start").env("AGENT_ARGS", flags.join(" "))).await.map(drop);
         }
@@ -94,6 +99,20 @@ impl Cluster {
         let upgrade =
             ["helm", "upgrade", "dranic", &chart, "--namespace", "dranic", "--reuse-values", "--wait", "--timeout", "50s"];
         output(self.inside("node1", &upgrade).args(["--set-json", &values])).await.map(drop)
+    }
+
+    /// Gives the chart these values beside those it has (`a.b=c`).
+    pub(crate) async fn chart_values(&self, values: &[&str]) -> Result<()> {
+        let chart = self.script_path("../../charts/dranic");
+        let upgrade =
+            ["helm", "upgrade", "dranic", &chart, "--namespace", "dranic", "--reuse-values", "--wait", "--timeout", "50s"];
+        output(self.inside("node1", &upgrade).args(["--set", &values.join(",")])).await.map(drop)
+    }
+
+    /// The values of before.
+    pub(crate) async fn chart_back(&self) -> Result<()> {
+        let back = ["helm", "rollback", "dranic", "--namespace", "dranic", "--wait", "--timeout", "50s"];
+        output(&mut self.inside("node1", &back)).await.map(drop)
     }
 
     /// Brings NICs back that went with a pod's namespace.
@@ -114,7 +133,7 @@ impl Cluster {
         chosen.map(str::to_owned).with_context(|| format!("no folder of a containerd in {path}"))
     }
 
-    fn script(&self, name: &str) -> Command {
+    pub(crate) fn script(&self, name: &str) -> Command {
         let mut command = Command::new(self.scripts.join(name));
         command.env("DRANIC_CLUSTER", &self.scratch);
         command

@@ -1,5 +1,6 @@
 //! What a scenario has: its own namespace, and short words for what every scenario does.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,6 +32,8 @@ pub(crate) struct Context {
     pub(crate) seed: u64,
     /// What the scenario found out, for its line in the result.
     pub(crate) told: Arc<Mutex<Vec<String>>>,
+    /// Numbers, by their names: for programs.
+    pub(crate) figures: Arc<Mutex<BTreeMap<String, f64>>>,
 }
 
 /// Asks `look` again and again until it gives something.
@@ -62,6 +65,13 @@ impl Context {
     /// Adds to the scenario's line in the result: numbers, and what was accepted although it is not as it should be.
     pub(crate) fn tell(&self, text: String) {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+    }
+
+    /// Adds a number to the scenario's result. Its name ends with its unit.
+    pub(crate) fn figure(&self, name: &str, value: f64) {
+        // Microseconds are enough of milliseconds, and milliseconds of seconds.
+        let rounded = (value * 1000.0).round() / 1000.0;
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), rounded);
     }
 
     pub(crate) fn node(&self, index: usize) -> &str {

@@ -12,8 +12,8 @@ use crate::cluster::Cluster;
 const LOG_TAIL: usize = 512 * 1024;
 /// Of each command; a part that hangs must not hide the others.
 const COMMAND_LIMIT: Duration = Duration::from_secs(20);
-const DAEMONS: [&str; 7] =
-    ["agent", "kubelet", "containerd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "etcd"];
+const LOGS: [&str; 8] =
+    ["agent", "nri-tap", "kubelet", "containerd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "etcd"];
 
 /// Of every network namespace that a process or a file holds; the node's own first.
 const LINKS: &str = "seen=; for f in /proc/[0-9]*/ns/net /run/netns/*; do \
@@ -48,7 +48,7 @@ pub(crate) async fn everything(cluster: &Cluster, folder: &Path, namespace: &str
         put(name.to_owned(), &text(cluster.inside("node1", &["bash", "-c", line])).await);
     }
     for node in &cluster.nodes {
-        for daemon in DAEMONS {
+        for daemon in LOGS {
             let log = tail(&cluster.log(node, daemon));
             if !log.is_empty() {
                 put(format!("{node}-{daemon}.log"), &log);

@@ -6,12 +6,15 @@ mod cluster;
 mod context;
 mod dump;
 mod gpu;
+mod held;
 mod inspect;
 mod objects;
+mod own_agent;
 mod runner;
 mod scenarios;
 mod server;
 mod table;
+mod tap;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -13,7 +13,7 @@ use crate::cluster::Cluster;
 use crate::context::{Context, wait};
 use crate::scenarios::{self, Run, Scenario};
 use crate::table::{Outcome, Table};
-use crate::{dump, inspect, objects};
+use crate::{dump, inspect, objects, tap};
 
 /// NICs of each node.
 pub(crate) const RAILS: u32 = 8;
@@ -37,17 +37,19 @@ impl std::error::Error for Skipped {}
 pub(crate) async fn run(args: &Args) -> Result<bool> {
     let cluster = Cluster::connect(&args.cluster, &args.scripts).await?;
     let seed = args.seed.unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_secs()));
-    println!("seed {seed}");
+    println!("seed {seed}, containerd {}", cluster.containerd()?);
     let class: DeviceClass = serde_json::from_value(objects::class())?;
     let classes: Api<DeviceClass> = Api::all(cluster.client.clone());
     classes.patch(objects::CLASS, &PatchParams::apply("dranic-e2e").force(), &Patch::Apply(&class)).await?;
+    cluster.nodes.iter().for_each(|node| tap::mend(&cluster, node));
     idle(&cluster, Duration::from_secs(60)).await?;
     only_rails(&cluster).await?;
 
     let mut table = Table::default();
     for scenario in scenarios::ALL.iter().filter(|scenario| chosen(scenario, args)) {
         let namespace = format!("e2e-{}", scenario.name);
-        let context = Context { cluster: cluster.clone(), namespace, full: args.full, seed, told: Arc::default() };
+        let (told, figures) = (Arc::default(), Arc::default());
+        let context = Context { cluster: cluster.clone(), namespace, full: args.full, seed, told, figures };
         let begin = Instant::now();
         let (body, outcome) = match scenario.run {
             Run::Now(body) => (Some(body), Outcome::Passed),
@@ -64,7 +66,8 @@ pub(crate) async fn run(args: &Args) -> Result<bool> {
             Err(error) => Outcome::Failed(format!("{error:#}")),
         };
         let failed = matches!(outcome, Outcome::Failed(_));
-        println!("{}", table.add(scenario.name, outcome, begin.elapsed()));
+        let figures = context.figures.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        println!("{}", table.add(scenario.name, outcome, begin.elapsed(), figures));
         tell(&context);
         if failed {
             look_into(args, scenario, &context, begin.elapsed()).await?;

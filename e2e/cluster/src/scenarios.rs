@@ -1,6 +1,8 @@
 //! All scenarios, in the order they run.
 
+mod absent;
 mod basic;
+mod blocked;
 mod configure;
 mod disturb;
 mod gate;
@@ -13,6 +15,8 @@ mod reboot;
 mod report;
 mod rolling;
 mod stream;
+mod trouble;
+mod watched;
 mod webhook;
 
 use std::time::Duration;
@@ -65,7 +69,6 @@ macro_rules! scenario {
 
 const CONFIGURE: &str = "Every way to configure a NIC, and everything given back";
 const RDMA: &str = "RDMA devices move with their NICs, and we prove it with traffic";
-const GATE: &str = "The NRI leg, proven against the reference, and a gate that nothing gets past";
 
 /// In the order they run: what others build upon first.
 pub(crate) const ALL: &[Scenario] = &[
@@ -137,8 +140,42 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("peer-22-whereabouts", later CONFIGURE, 240, webhook::whereabouts, "a profile whose address comes from a webhook"),
     scenario!("peer-23-webhook", later CONFIGURE, 240, webhook::provider, "attributes and device configuration from a webhook"),
     scenario!("rdma", later RDMA, 90, rdma::moves, "an RDMA device moves with its NIC"),
-    scenario!("gate-agent-dead", later GATE, 600, gate::agent_dead, "no container runs before its NICs are there, also while the agent is dead"),
-    scenario!("gate", later GATE, 240, gate::late, "an attach that outlasts the runtime's time lets no container through"),
+    scenario!("node-not-blocked", 240, blocked::node_not_blocked, "32 NICs: the runtime's time, and a pod beside it"),
+    scenario!("pod-128-nics", 240, blocked::pod_128_nics, "four claims of 32 in one pod, three times in a row"),
+    scenario!("slow-handler", 240, blocked::slow_handler, "8, 16 and 64 NICs whose attach takes longer than the runtime waits"),
+    scenario!("agent-stopped-in-run", 180, trouble::stopped_in_run, "SIGSTOP of the agent for 5 s when the runtime asks"),
+    scenario!("agent-killed-in-run", 180, trouble::killed_in_run, "kill -9 of the agent when the runtime asks, back 10 s later"),
+    scenario!(
+        "agent-killed-before-run",
+        180,
+        trouble::killed_before_run,
+        "kill -9 of the agent between prepare and sandbox, back 10 s later"
+    ),
+    scenario!("plugin-absent", 180, trouble::absent, "no agent when the container is being made"),
+    scenario!("plugin-restarted-between", 180, trouble::restarted_between, "another agent between prepare and sandbox"),
+    scenario!(
+        "runtime-restarted-between",
+        240,
+        trouble::runtime_restarted,
+        "containerd killed between prepare and sandbox, and between sandbox and container"
+    ),
+    scenario!("not-named", 180, trouble::not_named, "a container that does not name its pod's claim"),
+    scenario!("own-pods", 300, absent::own_pods, "nodes that start with nothing of ours: our own pods are not held up"),
+    scenario!("nri-off", 240, absent::nri_off, "NICs by CDI and the guard alone"),
+    scenario!("rolling-overlap", 240, rolling::overlap, "two instances during an update: no gap, nothing twice"),
+    scenario!(
+        "missed-sandbox",
+        300,
+        absent::missed_sandbox,
+        "containers that run without NICs already: late attach, or eviction"
+    ),
+    scenario!(
+        "gate-agent-dead",
+        600,
+        gate::agent_dead,
+        "no container runs before its NICs are there, also while the agent is dead"
+    ),
+    scenario!("gate", 240, gate::late, "an attach that outlasts the runtime's time lets no container through"),
 ];
 
 /// Prints all.

@@ -1,5 +1,6 @@
 //! What a run found, for people and for programs.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -45,6 +46,7 @@ struct Row {
     name: &'static str,
     outcome: Outcome,
     took: Duration,
+    figures: BTreeMap<String, f64>,
 }
 
 /// All scenarios of a run.
@@ -53,7 +55,7 @@ pub(crate) struct Table(Vec<Row>);
 
 impl Table {
     /// Adds a scenario; gives its line.
-    pub(crate) fn add(&mut self, name: &'static str, outcome: Outcome, took: Duration) -> String {
+    pub(crate) fn add(&mut self, name: &'static str, outcome: Outcome, took: Duration, figures: BTreeMap<String, f64>) -> String {
         let seconds = took.as_secs_f64();
         let line = match &outcome {
             Outcome::Passed => format!("ok      {name:28} {seconds:6.1} s"),
@@ -62,7 +64,7 @@ impl Table {
             Outcome::Skipped(why) => format!("skipped: {name}: {why}"),
             Outcome::Pending(issue) => format!("pending: {name} ({issue})"),
         };
-        self.0.push(Row { name, outcome, took });
+        self.0.push(Row { name, outcome, took, figures });
         line
     }
 
@@ -94,7 +96,12 @@ impl Table {
     pub(crate) fn write(&self, file: &Path, seed: u64) -> Result<()> {
         let row = |row: &Row| {
             let milliseconds = u64::try_from(row.took.as_millis()).unwrap_or(u64::MAX);
-            json!({"name": row.name, "result": row.outcome.word(), "milliseconds": milliseconds, "why": row.outcome.why()})
+            let mut value =
+                json!({"name": row.name, "result": row.outcome.word(), "milliseconds": milliseconds, "why": row.outcome.why()});
+            if !row.figures.is_empty() {
+                value["figures"] = json!(row.figures);
+            }
+            value
         };
         let rows: Vec<_> = self.0.iter().map(row).collect();
         let [passed, failed, skipped] = self.counts();
@@ -118,7 +125,8 @@ mod tests {
             Outcome::Pending("z"),
         ];
         // Not printed: what runs the tests counts lines that begin with "skipped:".
-        let lines = outcomes.map(|outcome| table.add("a", outcome, Duration::from_millis(1500)));
+        let lines = outcomes
+            .map(|outcome| table.add("a", outcome, Duration::from_millis(1500), BTreeMap::from([("run_ms".to_owned(), 17.5)])));
         assert_eq!(lines[3], "skipped: a: y");
         assert_eq!(table.sum(), "2 passed, 1 failed, 2 skipped");
         assert_eq!(table.failed(), 1);
@@ -129,5 +137,6 @@ mod tests {
         let read: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&read["skipped"], &read["scenarios"][4]["why"]), (&json!(2), &json!("z")));
         assert_eq!(read["scenarios"][0]["milliseconds"], json!(1500));
+        assert_eq!(read["scenarios"][4]["figures"]["run_ms"], json!(17.5));
     }
 }

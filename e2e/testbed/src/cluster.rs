@@ -2,6 +2,7 @@
 //! [`Site`]. [`Cluster`] adds the double of the runtime, [`RealCluster`] a real containerd. Everything goes when it is dropped.
 
 mod agent;
+mod container;
 mod disturb;
 mod pod;
 mod real;
@@ -23,6 +24,7 @@ use crate::kubelet::{Claim, KubeletDouble};
 use crate::runtime::{RuntimeDouble, RuntimeOptions};
 
 pub use agent::Agent;
+pub use container::Starting;
 pub use pod::Pod;
 pub use real::RealCluster;
 
@@ -201,7 +203,7 @@ impl Site {
         loop {
             let status = self.status();
             if let Ok(status) = &status
-                && status.nri_connected
+                && (status.nri_connected || status.nri.starts_with("off"))
                 && status.kubelet == "registered"
                 && status.published_devices >= wanted
                 && self.kubelet.wait_driver(&self.options.driver, Duration::from_millis(1)).await.is_ok()
@@ -263,6 +265,11 @@ impl Site {
         let results: Vec<(&str, &[&str])> = names.iter().copied().zip(devices.iter().map(|d| &d[..])).collect();
         self.api.allocate("default", name, &self.options.driver, NODE, &results, pod, configs)?;
         Ok(Claim { namespace: "default".to_owned(), uid, name: name.to_owned() })
+    }
+
+    /// More arguments for agents that are started from now on, instead of those before.
+    pub fn set_arguments(&mut self, arguments: &[&str]) {
+        self.options.arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
     }
 
     /// Prepares claims as the kubelet does; the first error, if there is one.

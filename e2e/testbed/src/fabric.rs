@@ -109,6 +109,15 @@ pub struct Nic {
 }
 
 impl Node {
+    /// Another handle of the same node.
+    ///
+    /// # Errors
+    /// When file descriptors run out.
+    pub fn try_clone(&self) -> Result<Self> {
+        let others = self.others.iter().map(|(file, kind)| Ok((file.try_clone()?, *kind))).collect::<Result<_>>()?;
+        Ok(Self { netns: self.netns.try_clone()?, others })
+    }
+
     /// A namespace with `lo` up.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::configure::{self, StepFailure};
 use super::jobs::{self, Job};
-use super::{Engine, KernelError, Observed, PodGuard, Released, locate, look_deadline};
+use super::{Engine, KernelError, Observed, Pace, PodGuard, Released, locate, look_deadline};
 use crate::crash;
 use crate::ledger::{ClaimRecord, DeviceRecord, Phase};
 use crate::names::{DeviceName, PodUid, SandboxId};
@@ -30,6 +30,12 @@ pub enum AttachError {
         /// Where it was looked for.
         dir: PathBuf,
     },
+    /// The sandbox is being taken down, or is.
+    #[error("the sandbox was stopped; a new one gets the devices")]
+    Ended,
+    /// The thread that worked on it is gone.
+    #[error("the attach ended badly (see the agent's log); the kubelet will try again")]
+    Broken,
     /// What is recorded is of before a reboot.
     #[error("claim {claim} was prepared before the node was rebooted; the kubelet has to prepare it again")]
     EarlierBoot {
@@ -68,6 +74,22 @@ pub enum AttachError {
         /// Why it failed.
         why: String,
     },
+    /// By what such attaches took before, there is not time enough.
+    #[error(
+        "attaching {devices} devices takes about {} ms by what it took before, and {} ms are left of the runtime's time for this \
+         request; nothing was moved. A longer plugin_request_timeout in the runtime's NRI configuration, or --on-overrun=defer, gives it \
+         more",
+        needs.as_millis(),
+        left.as_millis()
+    )]
+    NoTime {
+        /// How many.
+        devices: usize,
+        /// The forecast.
+        needs: Duration,
+        /// Until the answer is due.
+        left: Duration,
+    },
     /// The budget ran out, or the sandbox is being stopped.
     #[error("{done} of {all} devices were moved when {why}; every device of the pod was taken back, the kubelet will try again")]
     Stopped {
@@ -86,6 +108,31 @@ pub enum AttachError {
         /// Why it failed.
         source: KernelError,
     },
+}
+
+impl AttachError {
+    /// Whether trying again in the same sandbox can't help.
+    #[must_use]
+    pub const fn is_final(&self) -> bool {
+        matches!(self, Self::HostNetwork | Self::NamespaceLost { .. } | Self::EarlierBoot { .. } | Self::Ended)
+    }
+}
+
+/// What is to be attached where.
+#[derive(Debug, Clone)]
+pub struct Attach<'a> {
+    /// Everything of this pod.
+    pub pod: &'a PodUid,
+    /// Into this sandbox.
+    pub sandbox: &'a SandboxId,
+    /// Path of its network namespace, by which it is found again.
+    pub path: &'a Path,
+    /// Its network namespace, where somebody brought it; else what is at the path.
+    pub netns: Option<Arc<Netns>>,
+    /// Everything is taken back then.
+    pub deadline: Instant,
+    /// Until then the runtime waits for it, and every pod of the node with the runtime.
+    pub held_until: Instant,
 }
 
 /// How long an attach took.
@@ -107,6 +154,8 @@ pub struct AttachTimes {
     pub record: Duration,
     /// From the call to its end.
     pub total: Duration,
+    /// What was foretold, where such devices were attached before.
+    pub forecast: Option<Duration>,
 }
 
 /// Laps.
@@ -132,18 +181,28 @@ pub(super) struct Target<'a> {
     pub(super) path: &'a Path,
     pub(super) netns: &'a Arc<Netns>,
     deadline: Instant,
+    held_until: Instant,
     guard: &'a PodGuard<'a>,
 }
 
 impl Engine {
+    /// [`Engine::attach_as`] into what is at `path`, while the runtime waits.
+    ///
+    /// # Errors
+    /// See [`AttachError`].
+    pub fn attach(&self, pod: &PodUid, sandbox: &SandboxId, path: &Path, deadline: Instant) -> Result<AttachTimes, AttachError> {
+        self.attach_as(&Attach { pod, sandbox, path, netns: None, deadline, held_until: deadline })
+    }
+
     /// Puts every device of the pod's claims into the sandbox's namespace and configures it. A sandbox that has everything, by the
     /// ledger and by the kernel, is left alone; what is elsewhere, or half way, is taken back first. At `deadline`, or when a
     /// release waits, everything is taken back. A pod without claims has nothing to attach.
     ///
     /// # Errors
     /// See [`AttachError`].
-    pub fn attach(&self, pod: &PodUid, sandbox: &SandboxId, path: &Path, deadline: Instant) -> Result<AttachTimes, AttachError> {
+    pub fn attach_as(&self, attach: &Attach<'_>) -> Result<AttachTimes, AttachError> {
         let start = Instant::now();
+        let &Attach { pod, sandbox, deadline, .. } = attach;
         let Some(guard) = self.pods.lock(pod, deadline) else {
             let why = "the runtime's time for this request ran out, since something else was under way for the pod";
             return Err(AttachError::Stopped { done: 0, all: device_count(&self.ledger.by_pod(pod)), why });
@@ -151,43 +210,47 @@ impl Engine {
         if self.ledger.by_pod(pod).is_empty() {
             return Ok(AttachTimes::default());
         }
-        let outcome = self.attach_locked(&guard, pod, sandbox, path, deadline);
-        match &outcome {
-            Ok(times) if times.moves.is_empty() => {}
-            Ok(_) => self.observe_pod(pod, &Observed::Attached),
+        // Looked at with the lock held: no release of it can be over and no attach have begun.
+        if self.ended.has(sandbox) {
+            return Err(AttachError::Ended);
+        }
+        let mut times = AttachTimes::default();
+        let outcome = self.attach_locked(&guard, attach, &mut times);
+        self.learn(pod, &times, outcome.is_ok());
+        match outcome {
+            Ok(()) if times.moves.is_empty() => {}
+            Ok(()) => self.observe_pod(pod, &Observed::Attached),
             Err(error) => {
                 self.note_error(pod, &error.to_string());
                 // A Stop may never come; nothing is in there any more that would need the namespace.
                 self.unpin_unused(pod, sandbox);
+                return Err(error);
             }
         }
-        outcome.map(|times| AttachTimes { total: start.elapsed(), ..times })
+        Ok(AttachTimes { total: start.elapsed(), ..times })
     }
 
-    fn attach_locked(
-        &self,
-        guard: &PodGuard<'_>,
-        pod: &PodUid,
-        sandbox: &SandboxId,
-        path: &Path,
-        deadline: Instant,
-    ) -> Result<AttachTimes, AttachError> {
+    fn attach_locked(&self, guard: &PodGuard<'_>, attach: &Attach<'_>, times: &mut AttachTimes) -> Result<(), AttachError> {
+        let &Attach { pod, sandbox, path, deadline, held_until, .. } = attach;
         let mut clock = Clock::default();
         let records = self.ledger.by_pod(pod);
         if let Some(old) = records.iter().find(|record| record.boot_id != self.boot_id) {
             return Err(AttachError::EarlierBoot { claim: old.claim.to_string() });
         }
-        let netns = Arc::new(Netns::open(path).map_err(|e| kernel("opening the pod's network namespace", e))?);
+        let netns = match &attach.netns {
+            Some(netns) => netns.clone(),
+            None => Arc::new(Netns::open(path).map_err(|e| kernel("opening the pod's network namespace", e))?),
+        };
         if netns.id() == self.host.id() {
             return Err(AttachError::HostNetwork);
         }
-        let target = Target { sandbox, path, netns: &netns, deadline, guard };
+        let target = Target { sandbox, path, netns: &netns, deadline, held_until, guard };
         let mut inside = RouteSocket::open_in(&netns).map_err(|e| kernel("opening a netlink socket in the pod", e))?;
-        let mut times = AttachTimes { open: clock.lap(), ..AttachTimes::default() };
+        times.open = clock.lap();
         let mut links = list(&mut inside)?;
         if records.iter().flat_map(|r| &r.devices).all(|d| target.holds(d, &links)) {
             self.pin(sandbox, &netns);
-            return Ok(times);
+            return Ok(());
         }
         if self.bring_home_strays(&records, &target, &links)? {
             links = list(&mut inside)?;
@@ -197,11 +260,8 @@ impl Engine {
         let mut host = RouteSocket::open_in(&self.host).map_err(|e| kernel("opening a netlink socket on the host", e))?;
         let mut jobs = jobs::jobs(&self.ledger.by_pod(pod), &target, &links, &mut host)?;
         times.look = clock.lap();
-        if let Err(error) = self.carry_out(&target, &mut jobs, &mut host, &mut inside, &mut times) {
-            self.roll_back(pod, &jobs);
-            return Err(error);
-        }
-        Ok(times)
+        times.forecast = self.foretell(&jobs, &target)?;
+        self.carry_out(&target, &mut jobs, &mut host, &mut inside, times).inspect_err(|_| self.roll_back(pod, &jobs))
     }
 
     /// Takes back what is recorded as in a sandbox, or on its way, and is not in place in this one. Gives whether there was any.
@@ -209,7 +269,7 @@ impl Engine {
         let is_stray = |device: &DeviceRecord| device.attachment.is_some() && !target.holds(device, links);
         let mut any = false;
         for record in records {
-            for outcome in self.release_locked(std::slice::from_ref(record), is_stray) {
+            for outcome in self.release_locked(std::slice::from_ref(record), target.pace(), is_stray) {
                 any = true;
                 tracing::info!(claim = %record.claim, ?outcome, "taken back before a new attach");
                 if let Released::Stuck(device, why) = outcome {
@@ -234,7 +294,7 @@ impl Engine {
         let mut clock = Clock::default();
         self.write_intent(jobs, target).map_err(ledger_error)?;
         times.intent = clock.lap();
-        move_all(target, host, jobs, times)?;
+        self.move_all(target, host, jobs, times)?;
         clock.lap();
         configure::run(target.netns, inside, jobs, target.deadline).map_err(|failure| step_error(jobs, failure))?;
         crash::point("attach: configured");
@@ -244,6 +304,41 @@ impl Engine {
         times.verify = clock.lap();
         self.write_attached(jobs, times).map_err(ledger_error)?;
         times.record = clock.lap();
+        Ok(())
+    }
+
+    /// Moves every link, one message each on one socket. The kernel holds RTNL and waits for RCU in each of them, so several threads
+    /// would only wait for each other (`docs/architecture.md` has the measurement).
+    fn move_all(
+        &self,
+        target: &Target<'_>,
+        host: &mut RouteSocket,
+        jobs: &mut [Job],
+        times: &mut AttachTimes,
+    ) -> Result<(), AttachError> {
+        let all = jobs.len();
+        for position in 0..all {
+            let turn = self.turns.take(target.pace(), target.deadline);
+            if let Some(why) = target.why_stop() {
+                return Err(AttachError::Stopped { done: jobs.iter().filter(|j| j.inside).count(), all, why });
+            }
+            let start = Instant::now();
+            let job = &mut jobs[position];
+            let result = moves::send(host, &[job.move_in(target.netns)], look_deadline()).pop();
+            crash::point("attach: moved");
+            times.moves.push((job.device().device.clone(), start.elapsed()));
+            drop(turn);
+            match result {
+                Some(Ok(())) => job.inside = true,
+                Some(Err(e)) if e.errno() == Some(nix::libc::ENODEV) => return Err(job.gone()),
+                // The link may be inside all the same, under its old name: the roll-back looks.
+                other => {
+                    let why = other.and_then(Result::err).map_or_else(|| "no answer".to_owned(), |e| e.to_string());
+                    let step = format!("moving {} into the pod as {}", job.device().host.name, job.device().plan.pod_link);
+                    return Err(job.failed(step, why));
+                }
+            }
+        }
         Ok(())
     }
 }
@@ -257,40 +352,27 @@ impl Target<'_> {
             })
     }
 
+    /// How much of a hurry there is, now.
+    fn pace(&self) -> Pace {
+        if Instant::now() < self.held_until { Pace::Held } else { Pace::Background }
+    }
+
+    /// What is left of the runtime's time, where everything has to be done in it.
+    pub(super) fn budget(&self) -> Option<Duration> {
+        (self.held_until >= self.deadline).then(|| self.deadline.saturating_duration_since(Instant::now()))
+    }
+
     fn why_stop(&self) -> Option<&'static str> {
         // The deadline first: a runtime that was told of it stops the sandbox at once, and that is not the cause.
         if Instant::now() >= self.deadline {
-            return Some("the runtime's time for this request ran out");
+            return Some(if self.budget().is_some() {
+                "the runtime's time for this request ran out"
+            } else {
+                "its time ran out"
+            });
         }
         self.guard.is_cancelled(self.sandbox).then_some("the sandbox was stopped")
     }
-}
-
-/// Moves every link, one message each on one socket. The kernel holds RTNL and waits for RCU in each of them, so several threads
-/// would only wait for each other (`docs/architecture.md` has the measurement).
-fn move_all(target: &Target<'_>, host: &mut RouteSocket, jobs: &mut [Job], times: &mut AttachTimes) -> Result<(), AttachError> {
-    let all = jobs.len();
-    for position in 0..all {
-        if let Some(why) = target.why_stop() {
-            return Err(AttachError::Stopped { done: jobs.iter().filter(|j| j.inside).count(), all, why });
-        }
-        let start = Instant::now();
-        let job = &mut jobs[position];
-        let result = moves::send(host, &[job.move_in(target.netns)], look_deadline()).pop();
-        times.moves.push((job.device().device.clone(), start.elapsed()));
-        crash::point("attach: moved");
-        match result {
-            Some(Ok(())) => job.inside = true,
-            Some(Err(e)) if e.errno() == Some(nix::libc::ENODEV) => return Err(job.gone()),
-            // The link may be inside all the same, under its old name: the roll-back looks.
-            other => {
-                let why = other.and_then(Result::err).map_or_else(|| "no answer".to_owned(), |e| e.to_string());
-                let step = format!("moving {} into the pod as {}", job.device().host.name, job.device().plan.pod_link);
-                return Err(job.failed(step, why));
-            }
-        }
-    }
-    Ok(())
 }
 
 fn device_count(records: &[Arc<ClaimRecord>]) -> usize {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
-use super::{Engine, KernelError, Released, locate, look_deadline};
+use super::{Engine, KernelError, Pace, Released, locate, look_deadline};
 use crate::attach::Step;
 use crate::attach::plan::Undo;
 use crate::crash;
@@ -12,14 +13,19 @@ use crate::netdev::{Link, Rule, link, moves, rule};
 use crate::netlink::RouteSocket;
 use crate::netns::Netns;
 
+/// Where the moves of a release stand among those that wait for their turn: as long as an attach may take behind the gate, so that of
+/// the two who came first is done first.
+const BACK: Duration = Duration::from_secs(60);
+
 impl Engine {
-    pub(super) fn move_back(&self, netns: &Netns, devices: &[&DeviceRecord], stay: &[Rule]) -> Vec<Released> {
+    pub(super) fn move_back(&self, netns: &Netns, devices: &[&DeviceRecord], stay: &[Rule], pace: Pace) -> Vec<Released> {
         match self.both_sides(netns) {
             Ok((mut pod, inside, outside)) => {
                 delete_rules(&mut pod, devices, stay);
                 crash::point("release: rules deleted");
                 let mut home = Home::new(&outside);
-                devices.iter().map(|device| self.move_one_back(&mut pod, device, &inside, &mut home)).collect()
+                let urgency = (pace, Instant::now() + BACK);
+                devices.iter().map(|device| self.move_one_back(&mut pod, device, &inside, &mut home, urgency)).collect()
             }
             Err(error) => devices.iter().map(|d| Released::Stuck(d.device.clone(), error.to_string())).collect(),
         }
@@ -32,7 +38,14 @@ impl Engine {
         Ok((pod, inside, outside))
     }
 
-    fn move_one_back(&self, pod: &mut RouteSocket, device: &DeviceRecord, inside: &[Link], home: &mut Home<'_>) -> Released {
+    fn move_one_back(
+        &self,
+        pod: &mut RouteSocket,
+        device: &DeviceRecord,
+        inside: &[Link],
+        home: &mut Home<'_>,
+        (pace, deadline): (Pace, Instant),
+    ) -> Released {
         let index = device.attachment.as_ref().map_or(0, |a| a.index);
         let Some(found) = locate::find(device, index, inside) else {
             return self.at_home_or_gone(device, home.links);
@@ -51,8 +64,10 @@ impl Engine {
             mtu: (found.mtu != device.host.mtu).then_some(device.host.mtu),
             address: if found.address == device.host.address { None } else { device.host.address.clone() },
         };
+        let turn = self.turns.take(pace, deadline);
         let result = moves::send(pod, std::slice::from_ref(&back), look_deadline()).pop();
         crash::point("release: moved");
+        drop(turn);
         let Some(Err(error)) = result else { return Released::Moved(device.device.clone()) };
         // Not atomic: it may be back all the same; what the message could not set, the restore will.
         match link::by_index(pod, found.index, look_deadline()) {

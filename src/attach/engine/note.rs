@@ -6,7 +6,7 @@ use super::attach::{AttachTimes, Target};
 use super::jobs::Job;
 use super::{Engine, KernelError, Observed, now_unix_ms, phase_word};
 use crate::crash;
-use crate::ledger::{Attachment, DeviceRecord, Durability, Phase, StepTime};
+use crate::ledger::{Attachment, ClaimRecord, DeviceRecord, Durability, Missed, Phase, StepTime};
 use crate::names::{ClaimUid, PodUid, SandboxId};
 
 impl Engine {
@@ -36,7 +36,11 @@ impl Engine {
     /// Says where each device is about to go, before it goes. Not synced to the disk: after a power cut the boot id is another
     /// and no attachment counts.
     pub(super) fn write_intent(&self, jobs: &[Job], target: &Target<'_>) -> Result<(), KernelError> {
-        self.update_devices(jobs, |job, device| {
+        // What was missed in one sandbox is of no account in the next.
+        let elsewhere = |record: &mut ClaimRecord| {
+            record.missed.take_if(|missed| missed.sandbox != *target.sandbox);
+        };
+        self.update_devices(jobs, elsewhere, |job, device| {
             device.phase = Phase::Attaching;
             device.since_unix_ms = now_unix_ms();
             device.attachment = Some(Attachment {
@@ -51,24 +55,34 @@ impl Engine {
     /// Says that everything is in place.
     pub(super) fn write_attached(&self, jobs: &[Job], times: &AttachTimes) -> Result<(), KernelError> {
         let configure = u64::try_from(times.configure.as_micros()).unwrap_or(u64::MAX);
-        self.update_devices(jobs, |job, device| {
-            device.phase = Phase::Attached;
-            device.since_unix_ms = now_unix_ms();
-            device.last_error = None;
-            device.times.retain(|t| t.step == "capture" || t.step == "down");
-            if let Some((_, time)) = times.moves.iter().find(|(name, _)| *name == job.device().device) {
-                let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-                device.times.push(StepTime { step: "move".to_owned(), micros });
-            }
-            device.times.push(StepTime { step: "configure".to_owned(), micros: configure });
-        })
+        self.update_devices(
+            jobs,
+            |_| {},
+            |job, device| {
+                device.phase = Phase::Attached;
+                device.since_unix_ms = now_unix_ms();
+                device.last_error = None;
+                device.times.retain(|t| t.step == "capture" || t.step == "down");
+                if let Some((_, time)) = times.moves.iter().find(|(name, _)| *name == job.device().device) {
+                    let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+                    device.times.push(StepTime { step: "move".to_owned(), micros });
+                }
+                device.times.push(StepTime { step: "configure".to_owned(), micros: configure });
+            },
+        )
     }
 
     /// One write for each claim.
-    fn update_devices(&self, jobs: &[Job], change: impl Fn(&Job, &mut DeviceRecord)) -> Result<(), KernelError> {
+    fn update_devices(
+        &self,
+        jobs: &[Job],
+        of_claim: impl Fn(&mut ClaimRecord),
+        change: impl Fn(&Job, &mut DeviceRecord),
+    ) -> Result<(), KernelError> {
         let claims: BTreeSet<&ClaimUid> = jobs.iter().map(|job| &job.claim).collect();
         for claim in claims {
             self.ledger.update(claim, Durability::Process, |record| {
+                of_claim(record);
                 for job in jobs.iter().filter(|job| job.claim == *claim) {
                     for device in record.devices.iter_mut().filter(|d| d.device == job.device().device) {
                         change(job, device);
@@ -78,6 +92,17 @@ impl Engine {
             crash::point("attach: recorded");
         }
         Ok(())
+    }
+
+    /// Records that containers of the pod run in this sandbox without the pod's devices, until the pod gets them in another one.
+    pub fn note_missed(&self, pod: &PodUid, missed: &Missed) {
+        for record in self.ledger.by_pod(pod) {
+            let noted = self.ledger.update(&record.claim.uid, Durability::Process, |record| record.missed = Some(missed.clone()));
+            if let Err(why) = noted {
+                tracing::warn!(claim = %record.claim, %why, "the ledger does not know that containers run without its devices");
+            }
+        }
+        self.observe_pod(pod, &Observed::Missed);
     }
 
     /// What failed last, for `dranic status` and the gate.

@@ -19,6 +19,8 @@ pub enum Observed {
     Attached,
     /// They are not, and why.
     AttachFailed(String),
+    /// Containers of its pod were started without its devices.
+    Missed,
     /// Devices were taken back, or not: by a stop, a roll-back, or unprepare.
     Released(Vec<Released>),
     /// A device is on the host again, but not as it was: what, and why. Without an entry all is well.

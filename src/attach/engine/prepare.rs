@@ -167,6 +167,7 @@ impl Engine {
             pod: pod.clone(),
             generation: 0,
             boot_id: self.boot_id.clone(),
+            missed: None,
             devices: records,
         };
         crash::point("prepare: planned");

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::home::rules_of;
 use super::jobs::Job;
-use super::{Engine, LOCK_LIMIT, Observed, locate, look_deadline, now_unix_ms};
+use super::{Engine, LOCK_LIMIT, Observed, Pace, locate, look_deadline, now_unix_ms};
 use crate::crash;
 use crate::ledger::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Durability, Phase};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
@@ -28,14 +28,16 @@ pub enum Released {
 
 impl Engine {
     /// Takes back every device of `pod` that is in `sandbox` (or on its way there): cancels a running attach into it, waits for its
-    /// roll-back, moves links back to the host under their host names, down, as prepare left them. An unknown pod or sandbox
-    /// gives nothing to do.
+    /// roll-back, moves links back to the host under their host names, down, as prepare left them. Nothing is attached to the sandbox any
+    /// more from now on, whoever asks. An unknown pod or sandbox gives nothing to do.
     #[must_use]
     pub fn release(&self, pod: &PodUid, sandbox: &SandboxId) -> Vec<Released> {
+        self.ended.add(sandbox);
         // Without a limit there is always a guard.
         let _guard = self.pods.lock_cancelling(pod, Some(sandbox), None);
         let records = self.current(self.ledger.by_pod(pod));
-        let released = self.release_locked(&records, |d| d.attachment.as_ref().is_some_and(|a| a.sandbox == *sandbox));
+        let released =
+            self.release_locked(&records, Pace::Background, |d| d.attachment.as_ref().is_some_and(|a| a.sandbox == *sandbox));
         self.unpin_unused(pod, sandbox);
         released
     }
@@ -65,7 +67,7 @@ impl Engine {
     }
 
     fn give_back(&self, record: &Arc<ClaimRecord>) -> Result<(), String> {
-        for outcome in self.release_locked(std::slice::from_ref(record), |d| d.attachment.is_some()) {
+        for outcome in self.release_locked(std::slice::from_ref(record), Pace::Background, |d| d.attachment.is_some()) {
             match outcome {
                 Released::Stuck(device, why) => return Err(format!("device {device} could not be taken back: {why}")),
                 Released::Gone(device) => {
@@ -83,7 +85,7 @@ impl Engine {
     /// Undoes an attach that failed, as far as it came; the pod's lock is held.
     pub(super) fn roll_back(&self, pod: &PodUid, jobs: &[Job]) {
         let is_of_it = |d: &DeviceRecord| d.attachment.is_some() && jobs.iter().any(|job| job.device().device == d.device);
-        for outcome in self.release_locked(&self.ledger.by_pod(pod), is_of_it) {
+        for outcome in self.release_locked(&self.ledger.by_pod(pod), Pace::Background, is_of_it) {
             match outcome {
                 Released::Stuck(device, why) => tracing::error!(%device, %why, "roll-back: the device is still in the pod"),
                 Released::Gone(device) => tracing::error!(%device, "roll-back: the device is gone"),
@@ -99,24 +101,29 @@ impl Engine {
     }
 
     /// Takes back the devices that are `wanted` and recorded as in, or on their way to, a sandbox; the pod's lock is held.
-    pub(super) fn release_locked(&self, records: &[Arc<ClaimRecord>], wanted: impl Fn(&DeviceRecord) -> bool) -> Vec<Released> {
+    pub(super) fn release_locked(
+        &self,
+        records: &[Arc<ClaimRecord>],
+        pace: Pace,
+        wanted: impl Fn(&DeviceRecord) -> bool,
+    ) -> Vec<Released> {
         let mut outcomes = Vec::new();
         for record in records {
             let devices: Vec<&DeviceRecord> = record.devices.iter().filter(|d| d.attachment.is_some() && wanted(d)).collect();
-            outcomes.extend(self.release_devices(&record.claim.uid, &devices));
+            outcomes.extend(self.release_devices(&record.claim.uid, &devices, pace));
         }
         outcomes
     }
 
     /// Devices of one claim, which may be in one namespace or several.
-    fn release_devices(&self, claim: &ClaimUid, devices: &[&DeviceRecord]) -> Vec<Released> {
+    fn release_devices(&self, claim: &ClaimUid, devices: &[&DeviceRecord], pace: Pace) -> Vec<Released> {
         let mut outcomes = Vec::new();
         let mut rest = devices.to_vec();
         while let Some(attachment) = rest.first().and_then(|d| d.attachment.clone()) {
             let (here, elsewhere): (Vec<_>, Vec<_>) =
                 rest.into_iter().partition(|d| d.attachment.as_ref().is_some_and(|a| a.netns == attachment.netns));
             rest = elsewhere;
-            outcomes.extend(self.release_from(claim, &attachment, &here));
+            outcomes.extend(self.release_from(claim, &attachment, &here, pace));
         }
         if !outcomes.is_empty() {
             self.observe_claim(claim, &Observed::Released(outcomes.clone()));
@@ -124,11 +131,11 @@ impl Engine {
         outcomes
     }
 
-    fn release_from(&self, claim: &ClaimUid, attachment: &Attachment, devices: &[&DeviceRecord]) -> Vec<Released> {
+    fn release_from(&self, claim: &ClaimUid, attachment: &Attachment, devices: &[&DeviceRecord], pace: Pace) -> Vec<Released> {
         self.change(claim, devices, |device| device.phase = Phase::Releasing);
         crash::point("release: recorded");
         let outcomes = match self.open_pod(attachment) {
-            Some(netns) => self.move_back(&netns, devices, &self.rules_that_stay(claim, attachment, devices)),
+            Some(netns) => self.move_back(&netns, devices, &self.rules_that_stay(claim, attachment, devices), pace),
             None => self.look_at_home(devices),
         };
         let home: Vec<&DeviceRecord> = devices

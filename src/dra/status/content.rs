@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::attach::engine::{Look, Seen};
-use crate::ledger::{ClaimRef, DeviceRecord, Phase};
+use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, Phase};
 use crate::netdev::{Address, Link, address};
 
 /// The condition that says whether the device is in the pod and configured.
@@ -47,6 +47,10 @@ pub enum Reason {
     SandboxGone,
     /// Prepared before the node was rebooted.
     Rebooted,
+    /// Containers of the pod run without it.
+    SandboxMissed,
+    /// In the pod and configured, and containers of the pod were started before.
+    AttachedLate,
 }
 
 impl Reason {
@@ -63,13 +67,15 @@ impl Reason {
             Self::DeviceGone => "DeviceGone",
             Self::SandboxGone => "SandboxGone",
             Self::Rebooted => "Rebooted",
+            Self::SandboxMissed => "SandboxMissed",
+            Self::AttachedLate => "AttachedLate",
         }
     }
 
     /// Whether the device is ready.
     #[must_use]
     pub fn is_ready(self) -> bool {
-        matches!(self, Self::Attached)
+        matches!(self, Self::Attached | Self::AttachedLate)
     }
 }
 
@@ -113,8 +119,9 @@ pub fn device_states(look: &Look) -> Vec<DeviceState> {
 fn device_state(look: &Look, device: &DeviceRecord) -> DeviceState {
     let seen = look.seen.get(&device.device);
     let (reason, message) = if look.this_boot { verdict(device, seen) } else { rebooted() };
+    let (reason, message) = missed(&look.record, device, reason).unwrap_or((reason, message));
     let network = match (reason, seen) {
-        (Reason::Attached, Some(Seen::Here(link, addresses))) => Some(network(link, addresses)),
+        (Reason::Attached | Reason::AttachedLate, Some(Seen::Here(link, addresses))) => Some(network(link, addresses)),
         _ => None,
     };
     // When a device went away is not recorded.
@@ -126,6 +133,17 @@ fn device_state(look: &Look, device: &DeviceRecord) -> DeviceState {
         since_unix_ms: is_recorded.then_some(device.since_unix_ms),
         network,
         data: data(device),
+    }
+}
+
+/// What is to be said instead of `reason` where containers of the pod were started without the device.
+fn missed(record: &ClaimRecord, device: &DeviceRecord, reason: Reason) -> Option<(Reason, String)> {
+    let missed = record.missed.as_ref()?;
+    let is_in_it = device.attachment.as_ref().is_some_and(|a| a.sandbox == missed.sandbox);
+    match reason {
+        Reason::Attached if is_in_it => Some((Reason::AttachedLate, missed.why.clone())),
+        Reason::Prepared => Some((Reason::SandboxMissed, missed.why.clone())),
+        _ => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use dranic::ledger::Phase;
 use futures_util::future::{join_all, try_join_all};
 use k8s_openapi::api::core::v1::Pod;
@@ -85,8 +85,6 @@ struct Tally {
     kills: u32,
     started: u32,
     ended: u32,
-    /// Containers that ran before their NICs were there, for want of anybody whom the runtime could ask.
-    early: u32,
     /// NICs that died with the namespace of a pod that ended while the agent was dead.
     lost: u32,
     /// Pods whose container was started twice.
@@ -118,7 +116,7 @@ async fn rounds(c: Context, victim: Victim) -> Result<()> {
             println!("        round {number}: {:.0} s, kills after {:?} ms", begin.elapsed().as_secs_f64(), moments);
         }
     }
-    let Tally { kills, started, ended, early, lost, restarted, met: [prepared, attaching, releasing] } = tally;
+    let Tally { kills, started, ended, lost, restarted, met: [prepared, attaching, releasing] } = tally;
     c.tell(format!(
         "{kills} kills in {rounds} rounds, the longest {:.0} s; {started} pods started, {ended} ended under way",
         longest.as_secs_f64()
@@ -131,13 +129,6 @@ async fn rounds(c: Context, victim: Victim) -> Result<()> {
         c.tell(format!(
             "{restarted} containers were made again by the kubelet, since the {} had died while it made them",
             victim.daemon()
-        ));
-    }
-    if early > 0 {
-        c.tell(format!(
-            "note: {early} containers ran before their NICs were there, the {} being dead or just back (containerd: {})",
-            victim.daemon(),
-            c.cluster.containerd()?
         ));
     }
     Ok(())
@@ -267,18 +258,14 @@ impl Round<'_> {
         state.moments.len() - usize::from(state.down)
     }
 
-    /// A container may have run too early only where the agent was dead meanwhile, or the runtime had just started again: it asks nobody
-    /// then. With NRI's failure policy, too: it fails what is asked of a plugin that dies, and forgets the plugin. (The scenario
-    /// `gate-agent-dead`, pending, allows none.)
+    /// No container may have run too early, whatever died meanwhile: where the runtime can ask nobody, the guard stands before it.
     fn started(&self, slot: &Slot, up: &Up, before: usize) -> Result<()> {
+        if let Some(seen) = &up.early {
+            bail!("{} ran before its NICs were there; it saw {seen}", up.name);
+        }
         let here = self.excuse(slot, before);
         let mut state = self.state();
         state.tally.started += 1;
-        if let Some(seen) = &up.early {
-            let excused = here && matches!(self.victim, Victim::Agent | Victim::Containerd);
-            ensure!(excused, "{} ran before its NICs were there; it saw {seen}", up.name);
-            state.tally.early += 1;
-        }
         if up.restarts > 0 {
             // Killed between creating a container and starting it, kubelet and runtime make another one.
             let excused = here && matches!(self.victim, Victim::Kubelet | Victim::Containerd);

@@ -1,7 +1,7 @@
 //! Rolling updates of the DaemonSet while pods start and end.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,9 +19,10 @@ use super::stream::{Random, Slot};
 use crate::context::{Context, wait};
 use crate::objects::DRIVER;
 use crate::runner::{RAILS, Skipped};
+use crate::tap::Tap;
 
 /// Where `install.sh` puts the chart.
-const NAMESPACE: &str = "dranic";
+pub(super) const NAMESPACE: &str = "dranic";
 /// In the template, so that each value is an update.
 const ANNOTATION: &str = "e2e-update";
 /// What the kubelet says of a start that it tries again.
@@ -80,6 +81,55 @@ pub(super) async fn update(c: Context) -> Result<()> {
     ));
     others.iter().for_each(|(pod, why)| c.tell(format!("{pod} at first: {why}")));
     Ok(())
+}
+
+/// An update of the DaemonSet, with a tap on node1: no more than one of two instances takes a sandbox, and where the runtime has nobody to
+/// ask between them, no container runs before its NICs are there either.
+pub(super) async fn overlap(c: Context) -> Result<()> {
+    let sets: Api<DaemonSet> = Api::namespaced(c.cluster.client.clone(), NAMESPACE);
+    if sets.get_opt("dranic").await?.is_none() {
+        return Err(Skipped("the agent is no DaemonSet here (AGENT=process)").into());
+    }
+    let node = c.node(0).to_owned();
+    let slots: Vec<_> = (0..3).map(|index| Slot::new(&c, 0, index)).collect();
+    for slot in &slots {
+        slot.prepare(&c).await?;
+    }
+    let tap = Tap::put(&c, &node).await?;
+    let over = AtomicBool::new(false);
+    let most = AtomicUsize::new(0);
+    let updating = async {
+        // The DaemonSet controller looks once for pods that became ready within minReadySeconds, when the first of them has been ready
+        // for so long: an update just after the tap has killed an agent would wait for ever (seen with Kubernetes 1.37).
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        let done = roll(&c, &sets, &format!("overlap-{}", c.seed)).await;
+        over.store(true, Ordering::Relaxed);
+        done
+    };
+    let looking = async {
+        while !over.load(Ordering::Relaxed) {
+            most.fetch_max(c.cluster.agents(&node)?.len(), Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
+    };
+    let streams = try_join_all(slots.iter().map(|slot| stream(&c, slot, &over)));
+    let ((), (), pods) = tokio::try_join!(updating, looking, streams)?;
+    let most = most.into_inner();
+    ensure!(most == 2, "{most} agents at most on {node} during the update: no two have overlapped");
+    let asked = tap.all(|call| call.method == "RunPodSandbox" && call.pod.starts_with(&format!("{}/", c.namespace)));
+    let answered: Vec<_> = asked.iter().filter(|call| call.error.is_none() && !call.lost).map(|call| &call.sandbox).collect();
+    let sandboxes: BTreeSet<_> = answered.iter().collect();
+    ensure!(sandboxes.len() == answered.len(), "two instances were asked about the same sandbox, and both took it");
+    let started: u32 = pods.iter().sum();
+    let connections: BTreeSet<_> = asked.iter().map(|call| call.connection).collect();
+    c.tell(format!(
+        "{started} pods started while {most} agents overlapped, none without its NICs; the runtime asked about {} of their sandboxes, \
+         over {} connections, and a guard had the rest attached",
+        sandboxes.len(),
+        connections.len()
+    ));
+    tap.away(&c, &node).await
 }
 
 /// Pods one after the other until all is over; gives their number.

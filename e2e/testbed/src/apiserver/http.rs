@@ -57,6 +57,7 @@ struct Named {
     namespace: Option<String>,
     name: Option<String>,
     status: bool,
+    eviction: bool,
 }
 
 impl Named {
@@ -71,10 +72,12 @@ impl Named {
             (parts.len() > 2 && parts[0] == "namespaces").then(|| parts.drain(..2).nth(1).unwrap_or_default().to_owned());
         let (resource, version, _, namespaced, _) = RESOURCES.iter().find(|r| Some(&r.0) == parts.first())?;
         let served = *version == group || (*resource == "events" && group == "events.k8s.io/v1");
-        let fits =
-            served && parts.len() <= 3 && (*namespaced || namespace.is_none()) && parts.get(2).is_none_or(|s| *s == "status");
+        let eviction = *resource == "pods" && parts.get(2) == Some(&"eviction");
+        let status = parts.get(2) == Some(&"status");
+        let part = eviction || status || parts.len() < 3;
+        let fits = served && parts.len() <= 3 && (*namespaced || namespace.is_none()) && part;
         let name = parts.get(1).map(|n| (*n).to_owned());
-        fits.then_some(Self { resource, namespace, name, status: parts.len() == 3 })
+        fits.then_some(Self { resource, namespace, name, status, eviction })
     }
 
     fn key(&self, name: &str) -> Key {
@@ -127,6 +130,7 @@ fn route(shared: &Arc<Shared>, method: &Method, named: &Named, query: &str, head
         (&Method::GET, None) => list_or_watch(shared, named, &query),
         (&Method::GET, Some(name)) => get(&shared.store(), named, name),
         (&Method::POST, None) => create(&mut shared.store(), named, json()?),
+        (&Method::POST, Some(name)) if named.eviction => evict(&mut shared.store(), named, name, &json()?),
         (&Method::PUT, Some(name)) => update(&mut shared.store(), named, name, json()?),
         (&Method::PATCH, Some(name)) => {
             let kind = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
@@ -208,6 +212,22 @@ fn create(store: &mut Store, named: &Named, mut object: Value) -> Answer {
     }
     admit(store, named, &mut object, None)?;
     Ok(answer(StatusCode::CREATED, to_text(&store.create(key, object))))
+}
+
+/// No budget holds a pod here: it goes, if it is the one that is meant.
+fn evict(store: &mut Store, named: &Named, name: &str, eviction: &Value) -> Answer {
+    let key = named.key(name);
+    let pod = store.get(&key).ok_or_else(|| missing(named, name))?;
+    let wanted = &eviction["deleteOptions"]["preconditions"]["uid"];
+    if wanted.is_string() && *wanted != pod["metadata"]["uid"] {
+        return Err(Refusal::new(
+            409,
+            "Conflict",
+            format!("the UID in the precondition ({wanted}) is not that of pods {name:?}"),
+        ));
+    }
+    store.delete(&key);
+    Ok(success())
 }
 
 fn update(store: &mut Store, named: &Named, name: &str, mut object: Value) -> Answer {

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,7 @@ impl Agent {
             .env("DRANIC_LOG", std::env::var("DRANIC_LOG").unwrap_or_else(|_| "info".to_owned()))
             // So that refusals are quick; a flag among the arguments wins.
             .env("DRANIC_WAIT_FOR_DEVICE", "0")
+            .env("DRANIC_GUARD_DIR", guard_dir(&options.program, dir))
             .env_remove("POD_UID")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -108,6 +109,14 @@ impl Drop for Agent {
         // Both fail only when it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// One for all nodes of a build: the guard is put there once, not by each test. Without a guard beside the program the test has none.
+fn guard_dir(program: &Path, dir: &Path) -> PathBuf {
+    match program.parent() {
+        Some(built) if built.join("dranic-guard").exists() => built.join("guard"),
+        _ => dir.join("guard"),
     }
 }
 

@@ -39,6 +39,9 @@ impl RealCluster {
     pub async fn start(kit: &Kit, runtime: &containerd::Options, options: Options) -> Result<Self> {
         let containerd = Containerd::start(kit, runtime).await?;
         let dir = containerd.scratch().join("agent");
+        // Where this runtime binds pods' namespaces.
+        std::fs::create_dir_all(&dir)?;
+        std::os::unix::fs::symlink("/var/run/netns", dir.join("netns"))?;
         let site = Site::new(options, containerd.node()?, &dir, PathBuf::from(NRI_SOCKET))?;
         let mut cluster = Self { site, containerd };
         cluster.start_agent()?;

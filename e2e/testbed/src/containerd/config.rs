@@ -29,7 +29,7 @@ disabled_plugins = [
     sandbox = '{PAUSE_IMAGE}'
 [plugins.'io.containerd.cri.v1.runtime']
   enable_cdi = true
-  cdi_spec_dirs = ['/run/cdi']
+  cdi_spec_dirs = ['/run/cdi', '{scratch}/agent/cdi']
   disable_apparmor = true
   restrict_oom_score_adj = true   # without CAP_SYS_RESOURCE no sandbox starts otherwise
   [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]

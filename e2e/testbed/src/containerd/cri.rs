@@ -115,6 +115,19 @@ impl Containerd {
         name: &str,
         cdi_devices: &[&str],
     ) -> Result<String, tonic::Status> {
+        let request = self.container_request(sandbox, pod, name, cdi_devices);
+        Ok(self.client().create_container(request).await?.into_inner().container_id)
+    }
+
+    /// What [`Containerd::create_container`] asks for.
+    #[must_use]
+    pub fn container_request(
+        &self,
+        sandbox: &str,
+        pod: &PodSpec,
+        name: &str,
+        cdi_devices: &[&str],
+    ) -> v1::CreateContainerRequest {
         let devices = cdi_devices.iter().map(|&name| v1::CdiDevice { name: name.to_owned() });
         let config = v1::ContainerConfig {
             metadata: Some(v1::ContainerMetadata { name: name.to_owned(), attempt: 0 }),
@@ -124,12 +137,11 @@ impl Containerd {
             cdi_devices: devices.collect(),
             ..v1::ContainerConfig::default()
         };
-        let request = v1::CreateContainerRequest {
+        v1::CreateContainerRequest {
             pod_sandbox_id: sandbox.to_owned(),
             config: Some(config),
             sandbox_config: Some(self.sandbox_config(pod)),
-        };
-        Ok(self.client().create_container(request).await?.into_inner().container_id)
+        }
     }
 
     /// Starts a container.

@@ -67,6 +67,7 @@ fn record(phase: Phase) -> ClaimRecord {
         pod: PodRef { name: "p".to_owned(), uid: PodUid::new("p1").unwrap() },
         generation: 1,
         boot_id: "boot".to_owned(),
+        missed: None,
         devices: vec![device],
     }
 }
