@@ -102,6 +102,10 @@ impl Metrics {
             starts: Counter::default(),
         };
         metrics.starts.inc();
+        // Both are there from the start: an alert can't tell a series that is not there from one that is misspelt.
+        for sign in ["over", "under"] {
+            drop(metrics.forecast_error.get_or_create(&Sign { sign }));
+        }
         let started = Gauge::<f64, AtomicU64>::default();
         started.set(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
         metrics.process.register_with_unit("process_start_time", "Start of the agent, since 1970", Unit::Seconds, started);
