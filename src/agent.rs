@@ -6,10 +6,13 @@ mod cdi;
 mod claims;
 mod gate;
 mod guard;
+mod handover;
 mod health;
 mod hooks;
 mod http;
+mod legs;
 mod missed;
+mod places;
 mod reports;
 mod sockets;
 mod standby;
@@ -23,15 +26,14 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::ValueEnum;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::attach::Engine;
 use crate::attach::engine::{DeviceSource, lent};
 use crate::doubles;
-use crate::dra::publisher::{PublishStatus, PublisherConfig};
-use crate::dra::{api, grpc, publisher};
+use crate::dra::publisher::PublishStatus;
+use crate::dra::{api, grpc};
 use crate::gate::GuardUse;
 use crate::inventory::sysfs::Sysfs;
 use crate::inventory::watch::{Inventory, InventoryConfig};
@@ -41,13 +43,15 @@ use crate::names::{PodUid, SandboxId};
 use crate::netdev::sysctl;
 use crate::netns::Netns;
 use crate::nri::OciHook;
-use crate::nri::session::{self, Margin, SessionConfig};
+use crate::nri::session::Margin;
 use crate::telemetry::Metrics;
 
 pub use hooks::NriState;
 pub use missed::OnMissedSandbox;
 
 use board::{Board, Role};
+use legs::Legs;
+use places::Places;
 
 /// What to do when an attach outlasts the runtime's budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -136,9 +140,6 @@ impl AgentConfig {
     }
 }
 
-/// How long running calls and attaches may take after SIGTERM. With what follows it stays under 10 s.
-const STOP_LIMIT: Duration = Duration::from_millis(7500);
-
 /// Without the runtime's NRI the guard is all there is, and it can't be used.
 #[derive(Debug, thiserror::Error)]
 #[error("--nri=off needs the guard, which can't be used: {0}")]
@@ -209,19 +210,21 @@ pub async fn run(config: AgentConfig) -> anyhow::Result<()> {
     })?;
     let client = api::client(config.kubeconfig.as_deref()).await?;
     let board = Board::new(config.nri);
-    let mut http = JoinSet::new();
-    let Some(opened) = open(&config, &board, &mut signals, &mut http, &stop).await? else { return Ok(()) };
+    let mut places = Places::new(&stop);
+    let Some(opened) = open(&config, &board, &mut signals, &mut places).await? else { return Ok(()) };
     let (reports, waiting) = reports::Reports::new();
     let shared = Arc::new(start(config, opened, board, reports, client.clone(), &stop).await?);
-    let status = sockets::serve_status(shared.clone(), stop.clone()).await?;
+    places.take(sockets::serve_status(shared.clone(), places.stop()).await?);
     let reporting = reports::Reporting::start(&client, &shared, waiting);
-    let gate_stop = stop.child_token();
-    let gate = gate::serve(shared.clone(), gate_stop.clone()).await?;
-    let result = serve(&shared, client, &mut signals, &mut http, (&stop, &gate_stop)).await;
-    reporting.stop().await;
+    places.take(gate::serve(shared.clone(), places.stop()).await?);
+    let result = match Legs::start(&shared, client, reporting, &stop).await {
+        Ok(Some(legs)) => legs.run(&mut signals, &mut places).await,
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
+    };
     stop.cancel();
-    // They remove what they bound; also when the other legs could not start.
-    let _ = tokio::time::timeout(Duration::from_millis(500), async { tokio::join!(http.join_all(), status, gate) }).await;
+    // They remove what they bound; also when the legs could not start.
+    places.leave().await;
     if result.is_ok() {
         tracing::info!("stopped");
     }
@@ -233,95 +236,28 @@ async fn open(
     config: &AgentConfig,
     board: &Board,
     signals: &mut Signals,
-    http: &mut JoinSet<anyhow::Result<()>>,
-    stop: &CancellationToken,
+    places: &mut Places,
 ) -> anyhow::Result<Option<(Ledger, Vec<Quarantined>)>> {
-    let address = config.http_address;
+    let (address, stop) = (config.http_address, places.stop());
     let opened = match Ledger::open(&config.state_dir) {
         Err(LedgerError::InUse(_)) => None,
         opened => Some(opened?),
     };
     if opened.is_some() {
-        if let Some(listener) = http::bind(address, board, stop).await? {
-            http.spawn(http::serve(listener, board.clone(), stop.clone()));
+        if let Some(listener) = http::bind(address, board, &stop).await? {
+            places.http(http::serve(listener, board.clone(), stop));
         }
         return Ok(opened);
     }
     board.set_role(Role::Standby);
-    let (for_http, stop) = (board.clone(), stop.clone());
-    http.spawn(async move {
+    let for_http = board.clone();
+    places.http(async move {
         match http::bind(address, &for_http, &stop).await? {
             Some(listener) => http::serve(listener, for_http, stop).await,
             None => Ok(()),
         }
     });
     standby::wait(config, board, signals).await
-}
-
-/// The legs, from their start to their end in order.
-async fn serve(
-    shared: &Arc<Shared>,
-    client: kube::Client,
-    signals: &mut Signals,
-    http: &mut JoinSet<anyhow::Result<()>>,
-    (stop, gate_stop): (&CancellationToken, &CancellationToken),
-) -> anyhow::Result<()> {
-    let config = &shared.config;
-    let grpc_stop = CancellationToken::new();
-    let specs = Arc::new(cdi::Specs::new(&config.cdi_dir, &config.driver_name, shared.guard.clone()));
-    specs.renew(shared.engine.ledger(), true);
-    tokio::spawn(cdi::keep(specs.clone(), shared.engine.clone(), config.rescan, stop.clone()));
-    let claims = Arc::new(claims::Claims::new(shared.clone(), client.clone(), specs, grpc_stop.clone()));
-    let health = health::start(shared.clone(), Netns::current()?, stop.clone());
-    let bind = || grpc::serve(config.kubelet_sockets(), claims.clone(), health.clone(), grpc_stop.clone());
-    let is_taken = |error: &grpc::ServeError| matches!(error, grpc::ServeError::InTheWay { .. });
-    let serving = standby::bind(&shared.board, stop, bind, is_taken)
-        .await
-        .with_context(|| format!("no sockets for the kubelet in --kubelet-root {}", config.kubelet_root.display()))?;
-    let Some(serving) = serving else { return Ok(()) };
-    let registration = tokio::spawn(forward(serving.registered.clone(), shared.clone()));
-    let nri_stop = CancellationToken::new();
-    let nri = match start_nri(shared.clone(), nri_stop.clone()) {
-        Ok(nri) => nri,
-        Err(error) => {
-            grpc_stop.cancel();
-            serving.stopped().await;
-            return Err(error);
-        }
-    };
-    let publisher = tokio::spawn(publish(client, shared.clone(), stop.clone()));
-    tracing::info!(node = %config.node_name, driver = %config.driver_name, "the agent runs");
-
-    let mut serving = tokio::spawn(serving.stopped());
-    let broken = tokio::select! {
-        signal = signals.wait() => {
-            tracing::info!(signal, "stopping: no new prepares");
-            None
-        }
-        _ = &mut serving => Some(anyhow::anyhow!("the sockets for the kubelet broke (see the log)")),
-        Some(ended) = http.join_next() => Some(match ended {
-            Ok(Err(error)) => error,
-            other => anyhow::anyhow!("the HTTP server ended: {other:?}"),
-        }),
-    };
-    let in_order = async {
-        grpc_stop.cancel();
-        if !serving.is_finished() {
-            let _ = serving.await;
-        }
-        registration.abort();
-        nri_stop.cancel();
-        gate_stop.cancel();
-        let nri = tokio::task::spawn_blocking(move || nri.map(std::thread::JoinHandle::join));
-        shared.background.close();
-        let _ = tokio::join!(shared.background.wait(), nri);
-    };
-    if tokio::time::timeout(STOP_LIMIT, in_order).await.is_err() {
-        tracing::warn!("an attach or a call still runs; the next start goes on from the ledger");
-    }
-    stop.cancel();
-    let _ = tokio::time::timeout(Duration::from_millis(200), publisher).await;
-    broken.map_or(Ok(()), Err)
 }
 
 async fn start(
@@ -417,67 +353,6 @@ impl DeviceSource for Source {
 
     fn rescan(&self) -> Arc<Scan> {
         self.runtime.block_on(self.inventory.rescan_now())
-    }
-}
-
-/// The NRI leg has a thread and a runtime of its own: every pod of the node waits for its answers, and one thread answers
-/// without waking others.
-fn start_nri(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<Option<std::thread::JoinHandle<()>>> {
-    if !shared.config.nri {
-        shared.nri.send_replace(NriState { connected: false, detail: "off (--nri=off)".to_owned() });
-        return Ok(None);
-    }
-    let config = SessionConfig::new(
-        shared.config.nri_socket.clone(),
-        &shared.config.driver_name,
-        &shared.config.nri_index,
-        shared.config.nri_margin,
-        tokio::runtime::Handle::current(),
-    )?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start the NRI leg")?;
-    let hooks = Arc::new(hooks::Hooks::new(shared));
-    let thread = std::thread::Builder::new()
-        .name("dranic-nri".to_owned())
-        .spawn(move || runtime.block_on(session::run(config, hooks, stop)))
-        .context("can't start the NRI leg's thread")?;
-    Ok(Some(thread))
-}
-
-async fn forward(mut from: watch::Receiver<grpc::Registration>, shared: Arc<Shared>) {
-    loop {
-        let state = from.borrow_and_update().clone();
-        shared.registration.send_replace(state);
-        if from.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-async fn publish(client: kube::Client, shared: Arc<Shared>, stop: CancellationToken) {
-    let driver = shared.config.driver_name.clone();
-    let (devices, receiver) = watch::channel(Arc::new(Vec::new()));
-    let mut scans = shared.inventory.subscribe();
-    let config = PublisherConfig { driver: driver.clone(), node_name: shared.config.node_name.clone() };
-    let convert = async {
-        loop {
-            let scan = scans.borrow_and_update().clone();
-            let (all, refused) = publisher::devices(&scan, &driver);
-            for why in refused {
-                tracing::warn!(why, "not published");
-            }
-            shared.metrics.devices.set(i64::try_from(all.len()).unwrap_or(i64::MAX));
-            devices.send_replace(Arc::new(all));
-            if scans.changed().await.is_err() {
-                return;
-            }
-        }
-    };
-    // The first list is there before the publisher looks: it must not publish an empty one.
-    tokio::pin!(convert);
-    tokio::select! {
-        biased;
-        () = &mut convert => {}
-        () = publisher::run(client, config, receiver, shared.published.clone(), stop) => {}
     }
 }
 

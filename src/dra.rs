@@ -6,6 +6,7 @@ pub mod events;
 pub mod evict;
 pub mod grpc;
 pub mod health;
+pub mod peer;
 pub mod publisher;
 pub mod resolve;
 pub mod status;

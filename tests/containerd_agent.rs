@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use dranic::ledger::Phase;
+use dranic_testbed::cluster;
 use dranic_testbed::containerd::{Options, PodSpec};
-use rig::{Rig, config, nics, on_node};
+use rig::{Rig, config, nics, on_node, on_node_with};
 
 /// As it comes, but with more time for a hook than 2 s: these tests shall not fail on a machine that is busy with others.
 fn patient() -> Options {
@@ -236,7 +237,8 @@ async fn running_pods_outlive_a_restart_of_containerd() -> Result<()> {
 async fn an_attach_that_is_too_slow_fails_by_our_own_answer() -> Result<()> {
     // 64 moves take a second and more; one has half a second on a machine where others hold the kernel's lock of all links.
     let tight = Options { nri_request_timeout: Some(Duration::from_millis(800)), ..Options::default() };
-    on_node(65, tight, async |rig| {
+    let fail = |options: &mut cluster::Options| options.arguments.push("--on-overrun=fail".to_owned());
+    on_node_with(65, tight, fail, async |rig| {
         let pod = PodSpec::new("many", "uid-many");
         let claim = rig.prepared("many", &pod, &nics(0..32), &[]).await?;
         let more = rig.prepared("more", &pod, &nics(32..64), &[]).await?;

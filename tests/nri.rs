@@ -114,9 +114,10 @@ async fn pods_of_others_reach_no_hook() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_text_of_a_refusal_reaches_the_runtime_and_cleanup_never_fails() {
     let rig = Rig::ready(|options| options).await;
-    for (step, code, text) in
-        [(Step::Fail("claim x: device y: gone"), "FailedPrecondition", "claim x: device y: gone"), (Step::Panic, "Internal", "panicked")]
-    {
+    for (step, code, text) in [
+        (Step::Fail("claim x: device y: gone"), "FailedPrecondition", "claim x: device y: gone"),
+        (Step::Panic, "Internal", "panicked"),
+    ] {
         rig.handler.set(step);
         let error = rig.double.run_pod_sandbox(&ours("a")).await.error.unwrap();
         assert!(error.starts_with(&format!("rpc error: code = {code} ")) && error.contains(text), "{error}");

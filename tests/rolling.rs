@@ -81,14 +81,10 @@ async fn hand_over(cluster: &Cluster, old: dranic_testbed::cluster::Agent, round
         let result = old.terminate().unwrap();
         (result, Instant::now())
     });
-    let events = |cluster: &Cluster| cluster.kubelet.events();
-    let gone = until(LIMIT, "the kubelet lost the old one", || {
-        events(cluster).iter().filter(|event| matches!(event, Event::Unregistered { .. })).count() == round
-    });
-    gone.await;
-    let unregistered = Instant::now();
+    let unregistered = || cluster.kubelet.events().iter().filter(|event| matches!(event, Event::Unregistered { .. })).count();
     until(LIMIT, "the kubelet has the new one", || registrations(cluster) == round + 1).await;
-    let registered = Instant::now();
+    assert_eq!(unregistered(), round - 1, "the old one is there until the new one is");
+    until(LIMIT, "the kubelet lost the old one", || unregistered() == round).await;
     let ((status, took), ended) = ended.await.unwrap();
     assert!(status.success(), "{status}\n{}", cluster.log());
     let log = cluster.runtime.log();
@@ -96,12 +92,47 @@ async fn hand_over(cluster: &Cluster, old: dranic_testbed::cluster::Agent, round
     let lost = log.wait(from, LIMIT, |event| event.plugin == PLUGIN && matches!(event.what, What::Gone(_))).await.unwrap();
     assert!(ready.at > lost.at, "one plugin at a time");
     format!(
-        "old agent ended {took:?} after SIGTERM; NRI without a plugin {:?}, {:?} of it after the old one's end; \
-         kubelet without a driver {:?} (the double looks every 50 ms)",
+        "old agent ended {took:?} after SIGTERM; NRI without a plugin {:?}; the new plugin was ready {:?} before the old agent ended",
         ready.at - lost.at,
-        ready.at.saturating_duration_since(ended),
-        registered - unregistered,
+        ended.saturating_duration_since(ready.at),
     )
+}
+
+/// A kubelet that finds no driver to ask makes a pod wait for a minute or more.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_call_of_the_kubelet_fails_while_agents_change() {
+    let Some(options) = node::options(4) else { return };
+    let mut cluster = Cluster::new(options).unwrap();
+    let before = cluster.host_states().unwrap();
+    cluster.agent = Some(cluster.start_instance("uid-0").unwrap());
+    cluster.wait_ready(LIMIT).await.unwrap();
+    let pods: Vec<_> = (0..2).map(|n| cluster.pod(&format!("p{n}")).unwrap()).collect();
+    let claims: Vec<_> =
+        (0..2u32).map(|n| cluster.claim(&format!("c{n}"), &pods[n as usize], &names(2 * n..2 * n + 2), &[]).unwrap()).collect();
+    for round in 1..=3 {
+        let new = standby(&mut cluster, &format!("uid-{round}")).await;
+        let old = cluster.agent.replace(new).unwrap();
+        let ended = tokio::task::spawn_blocking(move || old.terminate().unwrap());
+        let calls = |claim: dranic_testbed::kubelet::Claim| {
+            let (cluster, ended) = (&cluster, &ended);
+            async move {
+                let mut count = 0;
+                while !ended.is_finished() || count < 3 {
+                    cluster.prepare(std::slice::from_ref(&claim)).await.unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.log()));
+                    cluster.unprepare(std::slice::from_ref(&claim)).await.unwrap_or_else(|e| panic!("{e:#}\n{}", cluster.log()));
+                    count += 1;
+                }
+                count
+            }
+        };
+        let counts = tokio::join!(calls(claims[0].clone()), calls(claims[1].clone()));
+        let (status, took) = ended.await.unwrap();
+        assert!(status.success(), "{status}\n{}", cluster.log());
+        println!("round {round}: {counts:?} claims prepared and unprepared; the old agent ended {took:?} after SIGTERM");
+        assert_eq!(cluster.log().matches("handed over took").count(), round, "{}", cluster.log());
+        cluster.wait_ready(LIMIT).await.unwrap();
+    }
+    node::assert_as_before(&cluster, &before);
 }
 
 #[tokio::test(flavor = "multi_thread")]

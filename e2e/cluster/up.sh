@@ -125,6 +125,7 @@ version = 3
   disable = false
   socket_path = "/var/run/nri/nri.sock"
 ${NRI_TIMEOUT:+  plugin_request_timeout = "$NRI_TIMEOUT"}
+$([ "$containerd" = debian ] || printf "  [plugins.'io.containerd.nri.v1.nri'.default_validator]\n    enable = true   # pods may say that they require a plugin")
 T
 }
 

@@ -1,14 +1,16 @@
 //! What the kubelet's calls do: fetch, resolve, prepare; unprepare.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::{OwnedRwLockWriteGuard, RwLock};
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
 use super::cdi::Specs;
 use crate::dra::resolve::{self, ResolvedClaim, ResolvedDevice};
-use crate::dra::{ClaimError, ClaimHandler, PreparedDevice, api};
+use crate::dra::{ClaimError, ClaimHandler, PreparedDevice, api, peer};
 use crate::ledger::{ClaimRecord, ClaimRef, PodRef};
 
 /// How long the API server may take: the kubelet gives 45 s for the whole call.
@@ -21,8 +23,18 @@ const NRI_LIMIT: Duration = Duration::from_secs(5);
 /// While a device is waited for, it is looked at that often, beside each change of the ledger.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
+/// Who does what the kubelet asks for.
+#[derive(Debug)]
+pub(super) enum Mode {
+    /// This agent.
+    Own,
+    /// The one that takes over; by its DRA socket.
+    Successor(PathBuf),
+}
+
 pub(super) struct Claims {
     shared: Arc<Shared>,
+    mode: Arc<RwLock<Mode>>,
     client: kube::Client,
     specs: Arc<Specs>,
     /// No call may wait any longer.
@@ -31,7 +43,12 @@ pub(super) struct Claims {
 
 impl Claims {
     pub(super) fn new(shared: Arc<Shared>, client: kube::Client, specs: Arc<Specs>, stop: CancellationToken) -> Self {
-        Self { shared, client, specs, stop }
+        Self { shared, client, specs, mode: Arc::new(RwLock::new(Mode::Own)), stop }
+    }
+
+    /// Waits for the calls that run, and lets later ones wait until this is dropped.
+    pub(super) async fn pause(&self) -> OwnedRwLockWriteGuard<Mode> {
+        self.mode.clone().write_owned().await
     }
 
     /// A pod must not get as far as a sandbox while the runtime would not ask us about it.
@@ -124,7 +141,17 @@ impl Claims {
 impl ClaimHandler for Claims {
     async fn prepare(&self, claim: ClaimRef) -> Result<Vec<PreparedDevice>, ClaimError> {
         let start = Instant::now();
-        let result = self.prepare_claim(&claim).await;
+        let mut result = match &*self.mode.read().await {
+            Mode::Own => self.prepare_claim(&claim).await,
+            Mode::Successor(socket) => return peer::prepare(socket, &claim).await,
+        };
+        // One that waited for something was cut short, because this agent is to end: perhaps another one has more time.
+        if result.is_err()
+            && self.stop.is_cancelled()
+            && let Mode::Successor(socket) = &*self.mode.read().await
+        {
+            result = peer::prepare(socket, &claim).await;
+        }
         self.shared.metrics.observe_prepare(start.elapsed(), result.is_ok());
         match &result {
             Ok(devices) => tracing::info!(%claim, devices = devices.len(), total = ?start.elapsed(), "prepared"),
@@ -138,7 +165,10 @@ impl ClaimHandler for Claims {
 
     async fn unprepare(&self, claim: ClaimRef) -> Result<(), ClaimError> {
         let start = Instant::now();
-        let result = self.unprepare_claim(&claim).await;
+        let result = match &*self.mode.read().await {
+            Mode::Own => self.unprepare_claim(&claim).await,
+            Mode::Successor(socket) => return peer::unprepare(socket, &claim).await,
+        };
         self.shared.metrics.observe_unprepare(start.elapsed(), result.is_ok());
         match &result {
             Ok(()) => tracing::info!(%claim, total = ?start.elapsed(), "unprepared"),

@@ -159,10 +159,10 @@ impl Reporting {
     }
 
     /// Ends them, after a bounded time for what is not written yet.
-    pub(super) async fn stop(self) {
+    pub(super) async fn stop(&mut self) {
         self.stop.cancel();
         let (status, events) = (self.status.abort_handle(), self.events.abort_handle());
-        let both = async { tokio::join!(self.status, self.events) };
+        let both = async { tokio::join!(&mut self.status, &mut self.events) };
         if tokio::time::timeout(FLUSH_LIMIT, both).await.is_err() {
             tracing::warn!("the status of some claims is not written; the next start does it");
             status.abort();

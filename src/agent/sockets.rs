@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
-use super::status::{ClaimStatus, Status};
+use super::status::{ClaimStatus, REGISTERED, Status};
 use super::{Shared, standby};
 use crate::dra::grpc::Registration;
 
@@ -106,7 +106,7 @@ fn status(shared: &Shared) -> Status {
         guard: shared.guard_detail.clone(),
         kubelet: match &*shared.registration.borrow() {
             Registration::Waiting => "waiting for the kubelet".to_owned(),
-            Registration::Registered => "registered".to_owned(),
+            Registration::Registered => REGISTERED.to_owned(),
             Registration::Refused(why) => format!("refused: {why}"),
         },
         published_devices: published.published,

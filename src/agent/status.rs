@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::inventory::Withheld;
 use crate::ledger::{ClaimRecord, Phase, StepTime};
 
+/// What [`Status::kubelet`] says when all is well.
+pub const REGISTERED: &str = "registered";
+
 /// Everything the agent knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

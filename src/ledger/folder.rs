@@ -1,4 +1,4 @@
-//! Files of the state folder: `<claim UID>.json` records, `lock`, `.tmp-…` while writing, `….bad` for what was set aside.
+//! Files of the state folder: `<claim UID>.json` records, `lock`, `successor`, `.tmp-…` while writing, `….bad` for what was set aside.
 
 use std::collections::HashMap;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -79,6 +79,21 @@ fn lock_when_free(folder: &Path) -> Result<Flock<File>, LedgerError> {
         }
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io_error("can't make", folder))?;
     }
+}
+
+/// Held by an agent that waits for the folder, so that the one that has it knows.
+const SUCCESSOR: &str = "successor";
+
+/// Says that somebody waits for the folder, for as long as this is held; none where another one says so already, or it can't be said.
+pub(super) fn announce(folder: &Path) -> Option<Flock<File>> {
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(folder.join(SUCCESSOR)).ok()?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).ok()
+}
+
+/// Whether somebody waits for the folder.
+pub(super) fn is_awaited(folder: &Path) -> bool {
+    let Ok(file) = OpenOptions::new().write(true).open(folder.join(SUCCESSOR)) else { return false };
+    matches!(Flock::lock(file, FlockArg::LockExclusiveNonblock), Err((_, Errno::EWOULDBLOCK)))
 }
 
 /// Reads all records, removes left-over temporary files, sets damaged files aside.

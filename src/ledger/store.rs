@@ -37,6 +37,9 @@ pub enum LedgerError {
     /// Another process has the folder.
     #[error("state directory {0} is in use by another dranic agent (--state-dir)")]
     InUse(PathBuf),
+    /// Another agent has taken over.
+    #[error("state directory {0} was handed over to another dranic agent, which will do it")]
+    HandedOver(PathBuf),
     /// The record can't be written so that it could be read again.
     #[error("record of claim {claim} can't be kept: {reason}")]
     Record {
@@ -112,7 +115,8 @@ pub struct Ledger {
     written: Condvar,
     /// How many writes there were.
     changes: watch::Sender<u64>,
-    _lock: Flock<File>,
+    /// None when it was handed over.
+    lock: Mutex<Option<Flock<File>>>,
 }
 
 /// The right to write one claim.
@@ -143,7 +147,28 @@ impl Ledger {
     /// # Errors
     /// As [`Self::open`], without [`LedgerError::InUse`].
     pub fn open_when_free(folder: &Path) -> Result<(Self, Vec<Quarantined>), LedgerError> {
+        let _announced = folder::announce(folder);
         Self::open_locked(folder, folder::prepare(folder, true)?)
+    }
+
+    /// Whether another process waits in [`Self::open_when_free`].
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        folder::is_awaited(&self.folder)
+    }
+
+    /// Lets the folder go to the process that waits for it. From then on nothing is written here any more.
+    pub fn hand_over(&self) {
+        // Whoever writes a claim now is done first.
+        let mut writers = self.writers();
+        while !writers.is_empty() {
+            writers = self.written.wait(writers).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    fn is_ours(&self) -> bool {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     fn open_locked(folder: &Path, lock: Flock<File>) -> Result<(Self, Vec<Quarantined>), LedgerError> {
@@ -159,7 +184,7 @@ impl Ledger {
             writing: Mutex::default(),
             written: Condvar::new(),
             changes: watch::Sender::new(0),
-            _lock: lock,
+            lock: Mutex::new(Some(lock)),
         };
         Ok((ledger, loaded.quarantined))
     }
@@ -277,6 +302,9 @@ impl Ledger {
             return Err(LedgerError::Refused { path: folder::path(&self.folder, claim), reason: reason.clone() });
         }
         let mut writers = self.writers();
+        if !self.is_ours() {
+            return Err(LedgerError::HandedOver(self.folder.clone()));
+        }
         while writers.contains(claim) {
             writers = self.written.wait(writers).unwrap_or_else(PoisonError::into_inner);
         }

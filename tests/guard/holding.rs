@@ -54,6 +54,45 @@ async fn a_missed_sandbox_heals_before_its_container_starts() {
     node::assert_as_before(&cluster, &before);
 }
 
+/// A runtime that says nothing of pods: the claim's record does, and the namespace is the sandbox.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_says_only_a_pid_is_enough() {
+    let Some((cluster, before)) = node::start(2).await else { return };
+    let pod = cluster.pod("a").unwrap();
+    let claims = [cluster.claim("c", &pod, &names(0..2), &[]).unwrap()];
+    cluster.prepare(&claims).await.unwrap();
+    let container = Container::of(&pod);
+    let mut state = container.state(&pod);
+    state["annotations"] = serde_json::Value::Null;
+    Hook::of(&cluster, &claims[0]).run(&cluster, &state).passes(&cluster).await;
+    node::assert_inside(&pod, &names(0..2));
+    let sandbox = format!("netns-{}", pod.netns.netns().unwrap().id().ino);
+    assert!(node::devices(&cluster.status().unwrap()).iter().all(|d| d.sandbox.as_deref() == Some(&sandbox)));
+    cluster.unprepare(&claims).await.unwrap();
+    node::assert_as_before(&cluster, &before);
+}
+
+/// Whoever attaches: the guard sees it in the ledger.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attach_that_nobody_told_it_of_is_seen() {
+    let Some((cluster, before)) = node::start(2).await else { return };
+    let pod = cluster.pod("a").unwrap();
+    let claims = [cluster.claim("c", &pod, &names(0..2), &[]).unwrap()];
+    cluster.prepare(&claims).await.unwrap();
+    let mut hook = Hook::of(&cluster, &claims[0]);
+    let socket = hook.args.iter().position(|arg| arg == "--socket").unwrap();
+    "/nowhere/gate.sock".clone_into(&mut hook.args[socket + 1]);
+    let container = Container::of(&pod);
+    let mut guard = hook.run(&cluster, &container.state(&pod));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(guard.is_waiting());
+    cluster.runtime.run_pod_sandbox(&pod.sandbox).await.result().unwrap();
+    guard.passes(&cluster).await;
+    node::assert_inside(&pod, &names(0..2));
+    node::end(&cluster, &pod, &claims).await;
+    node::assert_as_before(&cluster, &before);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_agent_it_waits_for_one() {
     let Some((mut cluster, before)) = node::start(4).await else { return };

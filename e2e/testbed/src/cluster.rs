@@ -267,6 +267,11 @@ impl Site {
         Ok(Claim { namespace: "default".to_owned(), uid, name: name.to_owned() })
     }
 
+    /// More arguments for agents that are started from now on, instead of those before.
+    pub fn set_arguments(&mut self, arguments: &[&str]) {
+        self.options.arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    }
+
     /// Prepares claims as the kubelet does; the first error, if there is one.
     ///
     /// # Errors

@@ -13,20 +13,37 @@ use super::trouble::keep_away;
 use super::watched::{LIMIT, Look, Watched, restarts, template};
 use crate::context::{Context, wait};
 use crate::held::Held;
-use crate::objects::pod;
+use crate::objects::{DRIVER, pod};
 use crate::own_agent::OwnAgent;
 use crate::runner::{RAILS, Skipped};
 
 const ALL: usize = RAILS as usize;
 
-/// All agents are gone, both nodes start again (one of them as after a power cut), and only then the DaemonSet comes.
+/// All agents are gone, both nodes start again (one of them as after a power cut), and only then the DaemonSet comes. With the policy that
+/// makes pods require the plugin, where the API server has it.
 pub(super) async fn own_pods(c: Context) -> Result<()> {
-    let sets: Api<DaemonSet> = Api::namespaced(c.cluster.client.clone(), NAMESPACE);
-    let Some(old) = sets.get_opt("dranic").await? else {
+    if c.cluster.agent_is_process() {
         return Err(Skipped("the agent is no DaemonSet here (AGENT=process)").into());
-    };
+    }
+    // `v1` of MutatingAdmissionPolicy.
+    let policy = c.cluster.client.apiserver_version().await?.minor.trim_end_matches('+').parse::<u32>()? >= 36;
+    if policy {
+        c.cluster.chart_values(&["requiredPlugin.policy.create=true"]).await?;
+    }
+    let limited = tokio::time::timeout(Duration::from_secs(200), made_anew(&c, policy));
+    let done = limited.await.context("took longer than 200 s");
+    // The chart's values go, whatever happens.
+    if policy {
+        c.cluster.chart_back().await?;
+    }
+    done?
+}
+
+async fn made_anew(c: &Context, policy: bool) -> Result<()> {
+    let sets: Api<DaemonSet> = Api::namespaced(c.cluster.client.clone(), NAMESPACE);
+    let old = sets.get("dranic").await?;
     sets.delete("dranic", &DeleteParams::foreground()).await?;
-    let without = without_agents(&c).await;
+    let without = without_agents(c).await;
     // Also when that failed: other scenarios need the agents.
     let mut new = old;
     new.metadata.resource_version = None;
@@ -45,12 +62,15 @@ pub(super) async fn own_pods(c: Context) -> Result<()> {
         c.agent_ready(node).await.with_context(|| format!("our own pod on {node}"))?;
     }
     c.figure("own_pods_ready_s", since.elapsed().as_secs_f64());
-    template(&c, "all", ALL).await?;
-    for node in c.cluster.nodes.clone() {
-        let pod = Watched::make(&c, &format!("after-{node}"), &node, &["all"], Look::nics(ALL)).await?;
-        pod.runs(&c).await?;
-        pod.goes(&c).await?;
+    template(c, "all", ALL).await?;
+    for node in &c.cluster.nodes {
+        let pod = Watched::make(c, &format!("after-{node}"), node, &["all"], Look::nics(ALL)).await?;
+        let running = pod.runs(c).await?;
+        let requires = running.pod.annotations().get("required-plugins.noderesource.dev").is_some_and(|all| all.contains(DRIVER));
+        ensure!(requires == policy, "the pod requires the plugin: {requires}");
+        pod.goes(c).await?;
     }
+    c.tell(format!("our own pods came back on nodes without any; pods with claims require the plugin by the policy: {policy}"));
     Ok(())
 }
 
