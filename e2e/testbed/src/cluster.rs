@@ -41,6 +41,8 @@ pub struct Options {
     pub nics: Vec<NicSpec>,
     /// More arguments for the agent.
     pub arguments: Vec<String>,
+    /// Nobody takes what the agent logs.
+    pub deaf_log: bool,
     /// The runtime, for the socket it is given; a [`RealCluster`] has its own.
     pub runtime: fn(PathBuf) -> RuntimeOptions,
 }
@@ -54,6 +56,7 @@ impl Options {
             driver: "dranic.dev".to_owned(),
             nics,
             arguments: Vec::new(),
+            deaf_log: false,
             runtime: |socket| RuntimeOptions::new(socket),
         }
     }
