@@ -4,7 +4,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
-cargo build --quiet --locked --workspace --bin dranic --bin dranic-nri-reference
+cargo build --quiet --locked --workspace --bin dranic --bin dranic-guard --bin dranic-nri-reference
 code=0
 reference=$("$here/build.sh") || code=$?
 case $code in
