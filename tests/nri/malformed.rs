@@ -146,6 +146,49 @@ async fn what_breaks_the_framing_ends_the_connection_with_its_reason() {
     }
 }
 
+/// Everything that a runtime says from the registration's answer to the end of a first request.
+fn a_runtimes_words() -> Vec<u8> {
+    let registered = Message { stream: 1, kind: RESPONSE, data: Vec::new() };
+    let requests = [
+        request(1, "Configure", vec![0x12, 1, b'r']),
+        request(3, "Synchronize", Vec::new()),
+        request(5, "RunPodSandbox", foreign_pod(0)),
+    ];
+    let mut bytes = wire::frame(2, &registered.encode());
+    bytes.extend(requests.iter().flat_map(|request| wire::frame(1, &request.encode())));
+    bytes
+}
+
+/// What the session says of a runtime that says so much and is gone; it must be back afterwards.
+async fn said_of_a_runtime_that_ends_after(bytes: &[u8]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("nri.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let session = Session::start(socket);
+    let (mut stream, _) = listener.accept().await.unwrap();
+    // Its registration first: no runtime answers before that.
+    wire::read_frame(&mut stream).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    drop(stream);
+    let said = session.handler.wait_connections(false, 1).await.remove(0);
+    tokio::time::timeout(LIMIT, listener.accept()).await.expect("another connection").unwrap();
+    said
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_connection_may_end_after_any_byte() {
+    // Whoever reads or writes at that moment sees it first and says it in his words.
+    const WORDS: [&str; 4] = ["closed the connection", "ended inside a frame", "early eof", " the runtime failed"];
+    let bytes = a_runtimes_words();
+    let ends: Vec<usize> = (0..=bytes.len()).collect();
+    for ends in ends.chunks(24) {
+        let all = ends.iter().map(|end| said_of_a_runtime_that_ends_after(&bytes[..*end]));
+        for (end, said) in ends.iter().zip(futures_util::future::join_all(all).await) {
+            assert!(WORDS.iter().any(|words| said.contains(words)), "after {end} of {} bytes: {said}", bytes.len());
+        }
+    }
+}
+
 fn answer_message(size: usize) -> Message {
     Message { stream: 1, kind: RESPONSE, data: vec![7; size] }
 }
