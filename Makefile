@@ -10,6 +10,8 @@ NICS ?= 8
 K8S ?= 1.37.2
 CONTAINERD ?= released
 E2E ?=
+# Of make nri-reference; see e2e/nri-reference/README.md.
+NRI ?=
 export K8S CONTAINERD
 # Of make fuzz: which targets (all), and how long each of them; see fuzz/README.md.
 FUZZ ?=
@@ -21,7 +23,7 @@ BENCH_JSON ?=
 BENCH_ARGS ?=
 export BENCH_JSON
 
-.PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e fuzz
+.PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e fuzz nri-reference
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +65,10 @@ e2e: ## run all scenarios on it; ends with "N passed, N failed, N skipped" (E2E=
 fuzz: ## fuzz the parsers of hostile bytes (FUZZ_SECONDS=60 FUZZ=mux,ttrpc); ends with "N passed, N failed, N skipped"
 	@hack/setup.sh fuzz
 	@hack/fuzz.sh
+
+nri-reference: ## run the runtime side of NRI itself against us; ends with "N passed, N failed, N skipped" (NRI="--only NAME", see README of e2e/nri-reference)
+	@hack/setup.sh test
+	@e2e/nri-reference/run.sh $(NRI)
 
 lint: ## check formatting, and clippy without warnings
 	@hack/setup.sh build

@@ -1,6 +1,7 @@
 //! Metrics and logs.
 
-use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -9,13 +10,32 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
+/// Log lines that may wait to be written, each of some hundred bytes.
+const LINES: usize = 2048;
+
+/// Of the log that was started.
+static DROPPED: OnceLock<ErrorCounter> = OnceLock::new();
+
+/// The log's thread; what waits is written when this is dropped, unless that takes more than a second.
+#[derive(Debug)]
+pub struct Logs(#[allow(dead_code, reason = "it is there to be dropped")] WorkerGuard);
+
 /// Starts log output on stderr. Called once; a second call changes nothing.
-pub fn start_logs(json: bool, filter: EnvFilter) {
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+///
+/// A thread of its own writes, and lines are dropped where it can't keep up: in a container stderr is a pipe to the runtime, which may
+/// stand still for as long as a disk does, and whoever logs must not wait for that. The runtime's requests have a deadline.
+#[must_use]
+pub fn start_logs(json: bool, filter: EnvFilter) -> Logs {
+    let builder = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LINES).thread_name("dranic-log");
+    let (writer, guard) = builder.finish(std::io::stderr());
+    DROPPED.get_or_init(|| writer.error_counter());
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     // Fails only when logging was started before, in tests.
     let _ = if json { builder.json().try_init() } else { builder.with_ansi(false).try_init() };
+    Logs(guard)
 }
 
 /// Outcome label.
@@ -59,6 +79,7 @@ pub struct Metrics {
     prepare: Family<Outcome, Histogram>,
     unprepare: Family<Outcome, Histogram>,
     starts: Counter,
+    log_lines_dropped: Counter,
 }
 
 /// Seconds, with more of them around the runtime's 2 s.
@@ -100,8 +121,13 @@ impl Metrics {
             prepare: Family::new_with_constructor(histogram),
             unprepare: Family::new_with_constructor(histogram),
             starts: Counter::default(),
+            log_lines_dropped: Counter::default(),
         };
         metrics.starts.inc();
+        // Both are there from the start: an alert can't tell a series that is not there from one that is misspelt.
+        for sign in ["over", "under"] {
+            drop(metrics.forecast_error.get_or_create(&Sign { sign }));
+        }
         let started = Gauge::<f64, AtomicU64>::default();
         started.set(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
         metrics.process.register_with_unit("process_start_time", "Start of the agent, since 1970", Unit::Seconds, started);
@@ -133,6 +159,8 @@ impl Metrics {
         registry.register_with_unit("prepare", "NodePrepareResources, per claim", Unit::Seconds, metrics.prepare.clone());
         registry.register_with_unit("unprepare", "NodeUnprepareResources, per claim", Unit::Seconds, metrics.unprepare.clone());
         registry.register("starts", "Starts of the agent", metrics.starts.clone());
+        let about = "Lines of the log that were dropped, since nobody took those before them";
+        registry.register("log_lines_dropped", about, metrics.log_lines_dropped.clone());
         metrics
     }
 
@@ -177,6 +205,8 @@ impl Metrics {
     /// # Errors
     /// When formatting fails, which it does not for a `String`.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
+        let dropped = DROPPED.get().map_or(0, ErrorCounter::dropped_lines);
+        self.log_lines_dropped.inner().store(u64::try_from(dropped).unwrap_or(u64::MAX), Ordering::Relaxed);
         let mut out = String::new();
         text::encode_registry(&mut out, &self.process)?;
         text::encode(&mut out, &self.registry)?;

@@ -158,7 +158,7 @@ fn log_attached(pod: &PodUid, sandbox: &SandboxId, times: &AttachTimes) {
         %pod,
         %sandbox,
         devices = times.moves.len(),
-        forecast_us = times.forecast.map(us),
+        forecast_ms = times.forecast.map(|forecast| us(forecast) / 1000),
         total_us = us(times.total),
         open_us = us(times.open),
         look_us = us(times.look),

@@ -261,7 +261,7 @@ impl AgentArgs {
 /// When a value is bad (exit 64) or the agent can't start or stop in order (exit 1).
 pub(super) fn run(args: AgentArgs) -> Result<(), Failure> {
     let (config, format, filter) = args.check()?;
-    crate::telemetry::start_logs(format == LogFormat::Json, filter);
+    let _logs = crate::telemetry::start_logs(format == LogFormat::Json, filter);
     crate::agent::run_blocking(config).map_err(|error| {
         let failure = Failure::failed(&error);
         if error.is::<NeedsGuard>() { Failure { code: EXIT_USAGE, ..failure } } else { failure }

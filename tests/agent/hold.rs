@@ -152,3 +152,30 @@ async fn after_stop_nothing_comes_whoever_asks() {
     cluster.unprepare(&claims).await.unwrap();
     node::assert_as_before(&cluster, &before);
 }
+
+/// In a container the log is a pipe to the runtime, which stands still when its disk does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_nobody_takes_keeps_nobody_waiting() {
+    let Some(mut options) = node::options(2) else { return };
+    options.deaf_log = true;
+    options.arguments = vec!["--log-level=trace".to_owned()];
+    let (mut cluster, before) = node::start_with(options).await;
+    let dropped = || metric(&cluster, "dranic_log_lines_dropped_total");
+    let pod = cluster.pod("a").unwrap();
+    let claims = [cluster.claim("c", &pod, &names(0..2), &[]).unwrap()];
+    let begin = std::time::Instant::now();
+    while dropped() < 100.0 {
+        cluster.prepare(&claims).await.unwrap();
+        cluster.unprepare(&claims).await.unwrap();
+        assert!(begin.elapsed() < 3 * LIMIT, "the log takes everything");
+    }
+    cluster.prepare(&claims).await.unwrap();
+    cluster.runtime.run_pod_sandbox(&pod.sandbox).await.result().unwrap();
+    cluster.start_container(&pod, "main", &claims).await.unwrap();
+    node::assert_inside(&pod, &names(0..2));
+    assert_eq!(cluster.runtime.plugins(), [PLUGIN]);
+    node::end(&cluster, &pod, &claims).await;
+    node::assert_as_before(&cluster, &before);
+    let (status, took) = cluster.agent.take().unwrap().terminate().unwrap();
+    assert!(status.success() && took < Duration::from_secs(10), "{status} after {took:?}");
+}

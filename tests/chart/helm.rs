@@ -23,8 +23,12 @@ impl Helm {
     }
 
     fn run(&self, arguments: &[&str], chart: &Path, values: &[&str]) -> Result<String, String> {
+        self.run_in("kube-system", arguments, chart, values)
+    }
+
+    fn run_in(&self, namespace: &str, arguments: &[&str], chart: &Path, values: &[&str]) -> Result<String, String> {
         let mut command = Command::new(&self.0);
-        command.args(arguments).arg(chart).args(["--namespace", "kube-system"]);
+        command.args(arguments).arg(chart).args(["--namespace", namespace]);
         for value in values {
             command.args(["--set", value]);
         }
@@ -40,6 +44,11 @@ impl Helm {
     /// The chart's objects with these `--set`s.
     pub(crate) fn template(&self, values: &[&str]) -> Result<Vec<Value>, String> {
         self.documents(&self.run(&["template", "dranic"], &chart(), values)?)
+    }
+
+    /// As [`Self::template`], for another namespace.
+    pub(crate) fn template_in(&self, namespace: &str, values: &[&str]) -> Result<Vec<Value>, String> {
+        self.documents(&self.run_in(namespace, &["template", "dranic"], &chart(), values)?)
     }
 
     /// The objects of a YAML stream.

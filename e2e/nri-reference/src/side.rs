@@ -126,7 +126,7 @@ impl Runtime {
                 let hooks = relayed.adjustments.iter().filter_map(|a| a.hooks.as_ref()).flat_map(|hooks| &hooks.create_runtime);
                 let devices = relayed.adjustments.iter().filter_map(|a| a.linux.as_ref()).flat_map(|linux| &linux.devices);
                 Ok(Done {
-                    hooks: hooks.map(|hook| [&[hook.path.clone()], &hook.args[..]].concat().join(" ")).collect(),
+                    hooks: hooks.map(|hook| [std::slice::from_ref(&hook.path), &hook.args[..]].concat().join(" ")).collect(),
                     devices: devices.map(|device| device.path.clone()).collect(),
                     error: relayed.error,
                     elapsed: relayed.elapsed,

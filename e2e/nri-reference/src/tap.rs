@@ -228,3 +228,58 @@ impl Ear {
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use dranic_testbed::runtime::wire::{Message, RESPONSE, Status};
+
+    use super::*;
+
+    /// A plugin's end and the runtime's end, with the tap between.
+    async fn ends() -> (Tap, UnixStream, UnixStream, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let (near, far) = (folder.path().join("tap"), folder.path().join("runtime"));
+        let listener = UnixListener::bind(&far).unwrap();
+        let tap = Tap::start(&near, far, Vec::new()).unwrap();
+        let plugin = UnixStream::connect(&near).await.unwrap();
+        (tap, plugin, listener.accept().await.unwrap().0, folder)
+    }
+
+    async fn pass_on(from: &mut UnixStream, to: &mut UnixStream, id: u32, message: &Message) {
+        wire::write_message(from, id, message).await.unwrap();
+        assert_eq!(wire::read_frame(to).await.unwrap(), (id, message.encode()), "handed on as it was");
+    }
+
+    fn request(method: &str) -> Message {
+        let request = Request { method: method.to_owned(), timeout_nano: 2_000_000_000, ..Request::default() };
+        Message { stream: 1, kind: REQUEST, data: request.encode_to_vec() }
+    }
+
+    fn answer(code: i32) -> Message {
+        let response = Response { status: Some(Status { code, message: String::new() }), payload: Vec::new() };
+        Message { stream: 1, kind: RESPONSE, data: response.encode_to_vec() }
+    }
+
+    #[tokio::test]
+    async fn status_12_is_objected_to_and_other_refusals_are_not() {
+        for (code, objected) in [(0, false), (10, false), (UNIMPLEMENTED, true)] {
+            let (tap, mut plugin, mut runtime, _folder) = ends().await;
+            pass_on(&mut runtime, &mut plugin, 1, &request("RunPodSandbox")).await;
+            assert_eq!(tap.calls()[0].margin(), None, "not answered yet");
+            pass_on(&mut plugin, &mut runtime, 1, &answer(code)).await;
+            assert_eq!(tap.objection().is_some(), objected, "status {code}");
+            assert!(tap.calls()[0].margin().is_some_and(|margin| margin > Duration::from_secs(1)));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_plugin_may_register_and_call_nothing_else() {
+        let (tap, mut plugin, mut runtime, _folder) = ends().await;
+        pass_on(&mut plugin, &mut runtime, 2, &request("RegisterPlugin")).await;
+        // The runtime's own refusals are its own.
+        pass_on(&mut runtime, &mut plugin, 2, &answer(UNIMPLEMENTED)).await;
+        assert_eq!(tap.objection(), None);
+        pass_on(&mut plugin, &mut runtime, 2, &request("UpdateContainers")).await;
+        assert_eq!(tap.objection().as_deref(), Some("the plugin called UpdateContainers"));
+    }
+}

@@ -4,6 +4,7 @@
 pub mod attach;
 pub mod floor;
 pub mod foreign;
+pub mod gate;
 pub mod idle;
 pub mod report;
 

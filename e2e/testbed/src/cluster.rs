@@ -41,6 +41,8 @@ pub struct Options {
     pub nics: Vec<NicSpec>,
     /// More arguments for the agent.
     pub arguments: Vec<String>,
+    /// Nobody takes what the agent logs.
+    pub deaf_log: bool,
     /// The runtime, for the socket it is given; a [`RealCluster`] has its own.
     pub runtime: fn(PathBuf) -> RuntimeOptions,
 }
@@ -54,6 +56,7 @@ impl Options {
             driver: "dranic.dev".to_owned(),
             nics,
             arguments: Vec::new(),
+            deaf_log: false,
             runtime: |socket| RuntimeOptions::new(socket),
         }
     }
@@ -265,6 +268,11 @@ impl Site {
         let results: Vec<(&str, &[&str])> = names.iter().copied().zip(devices.iter().map(|d| &d[..])).collect();
         self.api.allocate("default", name, &self.options.driver, NODE, &results, pod, configs)?;
         Ok(Claim { namespace: "default".to_owned(), uid, name: name.to_owned() })
+    }
+
+    /// More arguments for agents that are started from now on, instead of those before.
+    pub fn set_arguments(&mut self, arguments: &[&str]) {
+        self.options.arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
     }
 
     /// Prepares claims as the kubelet does; the first error, if there is one.

@@ -49,6 +49,89 @@ impl SandboxHandler for Nobody {
     fn connection(&self, _: bool, _: &str) {}
 }
 
+/// Everything is ours, and every hook ends as this says.
+#[derive(Debug, Clone, Copy)]
+enum Odd {
+    Fine,
+    Refuses,
+    Panics,
+    Hangs,
+}
+
+impl Odd {
+    async fn end(&self) -> Result<(), HookError> {
+        match self {
+            Self::Fine => Ok(()),
+            Self::Refuses => Err(HookError("no".to_owned())),
+            Self::Panics => panic!("as the test wants"),
+            Self::Hangs => std::future::pending().await,
+        }
+    }
+}
+
+impl SandboxHandler for Odd {
+    fn is_ours(&self, _: &str) -> bool {
+        true
+    }
+    fn marks(&self) -> &str {
+        "MARK"
+    }
+    fn admit(&self, _: &str, marked: &[&str]) -> Result<(), HookError> {
+        if marked.is_empty() { Ok(()) } else { Err(HookError("not admitted".to_owned())) }
+    }
+    async fn run_pod_sandbox(&self, _: Sandbox, _: Instant) -> Result<(), HookError> {
+        self.end().await
+    }
+    async fn create_container(&self, _: Sandbox, _: Container, _: Instant) -> Result<Adjustment, HookError> {
+        self.end().await.map(|()| Adjustment::default())
+    }
+    async fn stop_pod_sandbox(&self, _: Sandbox, _: Instant) {
+        let _ = self.end().await;
+    }
+    async fn remove_pod_sandbox(&self, _: Sandbox, _: Instant) {
+        let _ = self.end().await;
+    }
+    async fn synchronize(&self, _: Vec<Sandbox>, _: Vec<Container>) {
+        let _ = self.end().await;
+    }
+    fn connection(&self, _: bool, _: &str) {}
+}
+
+/// Bytes of all kinds: requests about pods, with an event number and a marked variable or without, and anything else.
+fn payloads() -> impl Strategy<Value = Vec<u8>> {
+    let pod = |uid| proto::PodSandbox { id: "a".to_owned(), uid, ..proto::PodSandbox::default() };
+    let container = |env| proto::Container { env, ..proto::Container::default() };
+    let request = ("[a-z]{0,9}", prop::collection::vec("(MARK)?[A-Z]{1,3}=x", 0..3)).prop_map(move |(uid, env)| {
+        proto::CreateContainerRequest { pod: Some(pod(uid)), container: Some(container(env)) }.encode_to_vec()
+    });
+    let event = ("[a-z]{0,9}", -1i32..20)
+        .prop_map(move |(uid, event)| proto::StateChangeEvent { event, pod: Some(pod(uid)), container: None }.encode_to_vec());
+    prop_oneof![request, event, prop::collection::vec(any::<u8>(), 0..64)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    /// The runtime would take it for a method that we do not have, and send events from then on.
+    #[test]
+    fn no_method_is_ever_answered_with_unimplemented(
+        odd in prop::sample::select(vec![Odd::Fine, Odd::Refuses, Odd::Panics, Odd::Hangs]),
+        payload in payloads(),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let codes: Vec<_> = runtime.block_on(async {
+            let dispatcher = Dispatcher::new(Arc::new(odd), Handle::current(), Margin::default(), "dranic".to_owned());
+            let mut codes = Vec::new();
+            for (name, method) in METHODS {
+                let request = Request { timeout_nano: 2_000_000, ..request(payload.clone()) };
+                let answer = dispatcher.answer(method, Instant::now(), &request).await;
+                codes.extend(answer.err().map(|status| (name, status.code.enum_value())));
+            }
+            codes
+        });
+        prop_assert!(codes.iter().all(|(_, code)| *code != Ok(Code::UNIMPLEMENTED)), "{:?}", codes);
+    }
+}
+
 fn dispatcher() -> Dispatcher<Nobody> {
     Dispatcher::new(Arc::new(Nobody), Handle::current(), Margin::default(), "dranic".to_owned())
 }

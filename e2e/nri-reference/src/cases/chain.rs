@@ -96,7 +96,8 @@ async fn serial(lab: &mut Lab) -> Result<String> {
     let start = std::time::Instant::now();
     let (one, two) = (named("a", "slow-150"), named("b", "slow-151"));
     let (first, second) = tokio::join!(lab.fine(Kind::Run, &one), lab.fine(Kind::Run, &two));
-    (first?, second?);
+    first?;
+    second?;
     ensure!(start.elapsed() >= ms(300), "{:?}", start.elapsed());
     Ok(String::new())
 }

@@ -165,7 +165,8 @@ async fn synchronize(lab: &mut Lab) -> Result<String> {
     let [(pods, containers)] = lists[..] else { anyhow::bail!("{} lists", lists.len()) };
     let (mut ids, mut of) =
         (pods.iter().map(|pod| &pod.id).collect::<Vec<_>>(), containers.iter().map(|c| &c.sandbox).collect::<Vec<_>>());
-    (ids.sort_unstable(), of.sort_unstable());
+    ids.sort_unstable();
+    of.sort_unstable();
     ids.dedup();
     ensure!(ids.len() == PODS && ids == of, "{} pods, {} containers", ids.len(), of.len());
     let parts = lab.tap()?.calls_of("Synchronize");

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::Samples;
 use super::attach::Attach;
 use super::foreign::Foreign;
+use super::gate::Gate;
 use super::idle::Idle;
 
 /// Largest ratio to the floor with links down, at [`RATIO_NICS`] and more NICs.
@@ -29,6 +30,8 @@ pub struct Report {
     pub attach: Vec<Attach>,
     /// Several sockets against one.
     pub ways: Vec<Ways>,
+    /// By hold and number of NICs.
+    pub gate: Vec<Gate>,
     /// A pod that is not ours.
     pub foreign: Foreign,
     /// The agent before its first pod.
@@ -78,6 +81,7 @@ impl Report {
             "machine": machine(), "kernel": kernel(), "rounds": self.rounds,
             "attach": self.attach.iter().map(attach_json).collect::<Vec<_>>(),
             "ways": self.ways.iter().map(ways_json).collect::<Vec<_>>(),
+            "gate": self.gate.iter().map(gate_json).collect::<Vec<_>>(),
             "foreign_us": round(self.foreign.busy.median_us()),
             "foreign_p90_us": round(self.foreign.busy.percentile_us(0.9)),
             "foreign_paused_us": round(self.foreign.paused.median_us()),
@@ -99,6 +103,7 @@ impl Report {
         println!("{}\n", self.attach_table());
         println!("{}\n", self.parts_table());
         println!("{}\n", self.ways_table());
+        println!("{}\n", self.gate_table());
         let foreign = &self.foreign;
         println!(
             "A pod that is not ours, RunPodSandbox at the socket: {:.0} us (p10 {:.0}, p90 {:.0}; {} requests), with pauses {:.0} us",
@@ -168,6 +173,25 @@ impl Report {
         }
         table(rows)
     }
+}
+
+impl Report {
+    fn gate_table(&self) -> Table {
+        let head = [
+            "NICs",
+            "--hold",
+            "RunPodSandbox (every pod waits), ms",
+            "until its container starts, ms",
+            "the guard, all there, ms",
+        ];
+        let row = |g: &Gate| vec![g.nics.to_string(), g.hold.to_owned(), spread(&g.run), spread(&g.started), spread(&g.guard)];
+        table(std::iter::once(head.map(str::to_owned).to_vec()).chain(self.gate.iter().map(row)).collect())
+    }
+}
+
+fn gate_json(g: &Gate) -> Value {
+    json!({"nics": g.nics, "hold": g.hold, "run_ms": round(g.run.median_ms()), "started_ms": round(g.started.median_ms()),
+        "guard_ms": round(g.guard.median_ms()), "guard_max_ms": round(g.guard.max_ms())})
 }
 
 fn attach_json(a: &Attach) -> Value {

@@ -12,7 +12,7 @@ use dranic_testbed::bench::attach::{self, nics};
 use dranic_testbed::bench::floor::{Bed, Before, Way};
 use dranic_testbed::bench::idle::{self, Idle};
 use dranic_testbed::bench::report::{self, Report, Ways};
-use dranic_testbed::bench::{Samples, foreign};
+use dranic_testbed::bench::{Samples, foreign, gate};
 use dranic_testbed::cluster::{Cluster, Options};
 use dranic_testbed::fabric;
 
@@ -90,7 +90,8 @@ fn run(args: &Args) -> Result<Report> {
 async fn measure(args: &Args, program: &Path) -> Result<Report> {
     let mut report = Report { rounds: args.rounds, program: std::fs::metadata(program)?.len(), ..Report::default() };
     let mut options = Options::new(program, nics(NICS));
-    options.arguments = vec!["--log-format".to_owned(), "json".to_owned()];
+    // All in the hook, so that it can be compared with the floor.
+    options.arguments = ["--log-format=json", "--hold=budget"].map(str::to_owned).to_vec();
     let mut cluster = Cluster::new(options)?;
     // As a real API server: bookmarks are what wakes an idle agent.
     cluster.api.set_bookmark_every(Duration::from_secs(60));
@@ -120,6 +121,10 @@ async fn measure(args: &Args, program: &Path) -> Result<Report> {
     idle::memory(pid, &mut report.after)?;
     let differences = Cluster::differences(&before, &cluster.host_states()?);
     ensure!(differences.is_empty(), "the host is not as before: {differences:?}");
+
+    let large: Vec<usize> = args.nics.iter().copied().filter(|count| (2..=largest).contains(count)).collect();
+    say(format_args!("holds of {} ms", gate::HOLDS.join(", ")));
+    report.gate = gate::measure(&mut cluster, &large, args.rounds.div_ceil(2)).await?;
 
     say("RunPodSandbox of a pod that is not ours");
     cluster.runtime.stop(true).await;

@@ -23,7 +23,14 @@ pub struct Agent {
 
 impl Agent {
     pub(super) fn spawn(options: &Options, node: &Node, dir: &Path, nri_socket: &Path) -> Result<Self> {
-        let log = File::options().create(true).append(true).open(dir.join("agent.log"))?;
+        let log = if options.deaf_log {
+            // Never read, and full after 64 KiB.
+            let (reader, writer) = std::io::pipe()?;
+            std::mem::forget(reader);
+            Stdio::from(writer)
+        } else {
+            File::options().create(true).append(true).open(dir.join("agent.log"))?.into()
+        };
         let mut command = Command::new(&options.program);
         command
             .arg("agent")

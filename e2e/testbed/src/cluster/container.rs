@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -57,16 +58,30 @@ impl Cluster {
         let added = relay.adjustments.into_iter().filter_map(|a| a.hooks).flat_map(|hooks| hooks.create_runtime);
         hooks.extend(added.map(|hook| (hook.path, hook.args)));
         let init = Init::start(pod).map_err(|e| format!("a process in the pod's namespace: {e}"))?;
-        let state = json!({"ociVersion": "1.1.0", "id": name, "status": "creating", "pid": init.0.id(), "bundle": "/does/not/exist",
-            "annotations": {"io.kubernetes.cri.sandbox-uid": pod.uid, "io.kubernetes.cri.sandbox-id": pod.sandbox.id,
-                "io.kubernetes.cri.sandbox-name": pod.name, "io.kubernetes.cri.sandbox-namespace": "default",
-                "io.kubernetes.cri.container-name": name}});
+        let state = state(pod, name, &init);
         let node = self.node.try_clone().map_err(|e| e.to_string())?;
         let run_all = move || {
             let _init = init;
             hooks.iter().try_for_each(|hook| run(&node, hook, &state.to_string()))
         };
         Ok(Starting(tokio::task::spawn_blocking(run_all)))
+    }
+
+    /// How long the hooks take that a container of `pod` with `claims` has by CDI.
+    ///
+    /// # Errors
+    /// As [`Self::start_container`].
+    pub async fn time_guard(&self, pod: &Pod, claims: &[Claim]) -> Result<Duration, String> {
+        let specs: Vec<Value> = claims.iter().map(|claim| self.cdi_spec(claim)).collect::<Result<_, _>>()?;
+        let hooks: Vec<Hook> =
+            specs.iter().flat_map(|spec| spec["containerEdits"]["hooks"].as_array().into_iter().flatten().map(hook_of)).collect();
+        let init = Init::start(pod).map_err(|e| format!("a process in the pod's namespace: {e}"))?;
+        let (node, state) = (self.node.try_clone().map_err(|e| e.to_string())?, state(pod, "timed", &init));
+        let run_all = move || {
+            let begin = Instant::now();
+            hooks.iter().try_for_each(|hook| run(&node, hook, &state.to_string())).map(|()| begin.elapsed())
+        };
+        tokio::task::spawn_blocking(run_all).await.map_err(|e| e.to_string())?
     }
 
     /// The runtime refuses a container with a device that no spec has.
@@ -80,6 +95,14 @@ impl Cluster {
 fn hook_of(hook: &Value) -> Hook {
     let arguments = hook["args"].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned);
     (hook["path"].as_str().unwrap_or_default().to_owned(), arguments.collect())
+}
+
+/// What the OCI runtime tells hooks.
+fn state(pod: &Pod, container: &str, init: &Init) -> Value {
+    json!({"ociVersion": "1.1.0", "id": container, "status": "creating", "pid": init.0.id(), "bundle": "/does/not/exist",
+        "annotations": {"io.kubernetes.cri.sandbox-uid": pod.uid, "io.kubernetes.cri.sandbox-id": pod.sandbox.id,
+            "io.kubernetes.cri.sandbox-name": pod.name, "io.kubernetes.cri.sandbox-namespace": "default",
+            "io.kubernetes.cri.container-name": container}})
 }
 
 /// A process in the pod's network namespace; it ends with this.
