@@ -36,7 +36,7 @@ struct Args {
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     skip: Vec<String>,
 
-    /// Only the few that show in less than 90 s whether a cluster works: for each containerd and each Kubernetes.
+    /// Only the few that show in less than two minutes whether a cluster works: for each containerd and each Kubernetes.
     #[arg(long)]
     smoke: bool,
 

@@ -143,7 +143,7 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("node-not-blocked", 240, blocked::node_not_blocked, "32 NICs: the runtime's time, and a pod beside it"),
     scenario!("pod-128-nics", 240, blocked::pod_128_nics, "four claims of 32 in one pod, three times in a row"),
     scenario!("slow-handler", 240, blocked::slow_handler, "8, 16 and 64 NICs whose attach takes longer than the runtime waits"),
-    scenario!("agent-stopped-in-run", 180, trouble::stopped_in_run, "SIGSTOP of the agent for 5 s when the runtime asks"),
+    scenario!("agent-stopped-in-run", smoke 180, trouble::stopped_in_run, "SIGSTOP of the agent for 5 s when the runtime asks"),
     scenario!("agent-killed-in-run", 180, trouble::killed_in_run, "kill -9 of the agent when the runtime asks, back 10 s later"),
     scenario!(
         "agent-killed-before-run",
@@ -151,7 +151,7 @@ pub(crate) const ALL: &[Scenario] = &[
         trouble::killed_before_run,
         "kill -9 of the agent between prepare and sandbox, back 10 s later"
     ),
-    scenario!("plugin-absent", 180, trouble::absent, "no agent when the container is being made"),
+    scenario!("plugin-absent", smoke 180, trouble::absent, "no agent when the container is being made"),
     scenario!("plugin-restarted-between", 180, trouble::restarted_between, "another agent between prepare and sandbox"),
     scenario!(
         "runtime-restarted-between",

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::stream::Random;
-use super::trouble::{keep_away, signal};
+use super::trouble::{keep_away, nics_of, one_has_left, signal};
 use super::watched::{Look, Watched, template};
 use crate::context::Context;
 use crate::objects::{config, devices, request};
@@ -76,25 +76,14 @@ pub(super) async fn late(c: Context) -> Result<()> {
     let node = c.node(0).to_owned();
     template(&c, "all", RAILS as usize).await?;
     let pod = Watched::make(&c, "late", &node, &["all"], Look::nics(RAILS as usize)).await?;
-    let host = c.cluster.init_pid(&node)?;
-    let end = Instant::now() + Duration::from_secs(30);
-    while nics_of(host)? == RAILS as usize {
-        ensure!(Instant::now() < end, "no NIC leaves {node}");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    one_has_left(&c, &node).await?;
     let agents = c.cluster.agents(&node)?;
     signal("-STOP", &agents).await?;
-    let left = nics_of(host);
+    let left = nics_of(c.cluster.init_pid(&node)?);
     tokio::time::sleep(DEAD).await;
     signal("-CONT", &agents).await?;
     ensure!(left? > 0, "the attach was over before the agent stood still: the scenario has shown nothing");
     pod.none_early(&c)?;
     pod.runs(&c).await?;
     pod.goes(&c).await
-}
-
-/// How many NICs of the rails are in the network namespace of process `pid`.
-fn nics_of(pid: u32) -> Result<usize> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/net/dev"))?;
-    Ok(text.lines().filter(|line| line.trim_start().starts_with("nic")).count())
 }

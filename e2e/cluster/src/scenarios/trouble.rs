@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
+use super::stream::Slot;
 use super::watched::{Look, Watched, restarts, template};
 use crate::cluster::{output, processes};
 use crate::context::{Context, wait};
@@ -97,6 +98,7 @@ fn told(c: &Context, tap: &Tap, pod: &Watched) {
     }
 }
 
+/// First before anything is moved, then in the middle of the attach.
 pub(super) async fn killed_in_run(c: Context) -> Result<()> {
     let node = c.node(0).to_owned();
     template(&c, "all", ALL).await?;
@@ -111,7 +113,59 @@ pub(super) async fn killed_in_run(c: Context) -> Result<()> {
     pod.none_early(&c)?;
     well(&c, &pod, since).await?;
     told(&c, &tap, &pod);
-    tap.away(&c, &node).await
+    tap.away(&c, &node).await?;
+
+    let since = Instant::now();
+    let pod = all_nics(&c).await?;
+    one_has_left(&c, &node).await?;
+    c.cluster.kill_agent(&node).await?;
+    let left = nics_of(c.cluster.init_pid(&node)?)?;
+    ensure!(left > 0, "the attach was over before the agent was killed: nothing was shown");
+    keep_away(&c, &node, STILL).await?;
+    pod.none_early(&c)?;
+    tokio::select! {
+        done = well(&c, &pod, since) => done.with_context(|| format!("killed when {left} of {ALL} NICs were still on the host")),
+        failed = mend(&c, &node) => Err(failed),
+    }
+}
+
+/// Waits until an attach has begun to move NICs.
+pub(super) async fn one_has_left(c: &Context, node: &str) -> Result<()> {
+    let host = c.cluster.init_pid(node)?;
+    let end = Instant::now() + STARTS;
+    while nics_of(host)? == ALL {
+        ensure!(Instant::now() < end, "no NIC leaves {node}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Ok(())
+}
+
+/// How many NICs of the rails are in the network namespace of process `pid`.
+pub(super) fn nics_of(pid: u32) -> Result<usize> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/net/dev"))?;
+    Ok(text.lines().filter(|line| line.trim_start().starts_with("nic")).count())
+}
+
+/// Makes NICs again that died with a sandbox that the runtime gave up, as one with NRI's failure policy does when the agent dies while it
+/// is asked. Real ones would be back on the host. Returns only when that fails.
+async fn mend(c: &Context, node: &str) -> anyhow::Error {
+    let slots: Vec<_> = (0..RAILS / 2).map(|index| Slot::new(c, 0, index)).collect();
+    let mut before = Vec::new();
+    loop {
+        let mut now = Vec::new();
+        for slot in &slots {
+            // An agent that does not answer now is asked again.
+            now.extend(slot.missing(c).await.unwrap_or_default());
+        }
+        // Twice in a row: it is not just on its way into the sandbox.
+        for nic in now.iter().filter(|nic| before.contains(*nic)) {
+            if let Err(error) = c.cluster.nic_again(node, nic).await {
+                return error;
+            }
+        }
+        before = now;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
 }
 
 pub(super) async fn killed_before_run(c: Context) -> Result<()> {
