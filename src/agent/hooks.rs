@@ -119,26 +119,21 @@ impl Hooks {
 
     /// Every device is in place, by ledger and kernel, or the container must not be made now.
     async fn complete(&self, known: &Known, text: &str, deadline: Instant) -> Result<(), HookError> {
-        let late = || "attaching its NICs still goes on; the kubelet will try again";
-        loop {
+        let mut missing = "attaching its NICs still goes on".to_owned();
+        // Twice: an attach that was joined may have begun before the pod's last claim was prepared.
+        for _ in 0..2 {
             let attaching = self.attach(known, deadline, deadline).await?;
-            match timeout_at(deadline.into(), attaching.done()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(self.refuse(&known.text, error)),
-                Err(_) => {
-                    let missing = self.shared.engine.check_attached(&known.pod, &known.sandbox).err();
-                    let missing = missing.unwrap_or_else(|| late().to_owned());
-                    return Err(self.refuse(
-                        text,
-                        format!("it may not start before its NICs are there: {missing}; the kubelet will try again"),
-                    ));
-                }
+            let ended = timeout_at(deadline.into(), attaching.done()).await;
+            if let Ok(Err(error)) = ended {
+                return Err(self.refuse(&known.text, error));
             }
-            // An attach that was joined may have begun before the pod's last claim was prepared.
-            if self.shared.engine.check_attached(&known.pod, &known.sandbox).is_ok() {
-                return Ok(());
+            match self.shared.engine.check_attached(&known.pod, &known.sandbox) {
+                Ok(()) if ended.is_ok() => return Ok(()),
+                Ok(()) => {}
+                Err(lacks) => missing = lacks,
             }
         }
+        Err(self.refuse(text, format!("it may not start before its NICs are there: {missing}; the kubelet will try again")))
     }
 
     /// Lets a container be made whose start the guard holds back until every device is in place: as it is where it brings the guard
