@@ -189,8 +189,9 @@ async fn a_pod_in_the_hosts_network_is_told_so() {
     until_said(&cluster, &claim, "AttachFailed").await;
 }
 
-/// A pod whose claim is prepared, and whose container runs, by a runtime that no agent was connected to.
-async fn missed(policy: &str) -> Option<(Cluster, Pod, Claim)> {
+/// A pod whose claim is prepared, and whose container runs, by a runtime that no agent was connected to. The API server forbids one kind of
+/// request, if it is named.
+async fn missed(policy: &str, forbidden: &str) -> Option<(Cluster, Pod, Claim)> {
     let mut cluster = start_with(1, &["--on-missed-sandbox", policy]).await?;
     let uid = cluster.api.add_pod("default", "p", "node-1");
     let pod = cluster.sandbox("p", &uid, 0).unwrap();
@@ -198,13 +199,16 @@ async fn missed(policy: &str) -> Option<(Cluster, Pod, Claim)> {
     cluster.prepare(std::slice::from_ref(&claim)).await.unwrap();
     cluster.kill_agent().unwrap();
     cluster.runtime.add_pod(pod.sandbox.clone(), vec![pod.container("main")]);
+    if !forbidden.is_empty() {
+        cluster.api.faults().forbid(forbidden);
+    }
     cluster.start_agent().unwrap();
     Some((cluster, pod, claim))
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missed_sandbox_is_attached_late_and_said_so() {
-    let Some((cluster, pod, claim)) = missed("attach").await else { return };
+    let Some((cluster, pod, claim)) = missed("attach", "").await else { return };
     let said = until_said(&cluster, &claim, "AttachedLate").await;
     assert_eq!(said[0]["conditions"][0]["status"], "True", "{said:?}");
     assert_eq!(said[0]["networkData"]["interfaceName"], "nic0", "{said:?}");
@@ -221,7 +225,7 @@ async fn a_missed_sandbox_is_attached_late_and_said_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missed_sandbox_is_only_told_of_where_that_is_wanted() {
-    let Some((cluster, pod, claim)) = missed("event").await else { return };
+    let Some((cluster, pod, claim)) = missed("event", "").await else { return };
     let said = until_said(&cluster, &claim, "SandboxMissed").await;
     assert_eq!(said[0]["conditions"][0]["status"], "False", "{said:?}");
     let told = event(&cluster, "Pod", "SandboxMissed").await;
@@ -232,7 +236,7 @@ async fn a_missed_sandbox_is_only_told_of_where_that_is_wanted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_of_a_missed_sandbox_is_evicted_where_that_is_wanted() {
-    let Some((cluster, pod, claim)) = missed("evict").await else { return };
+    let Some((cluster, pod, claim)) = missed("evict", "").await else { return };
     until("the eviction", || cluster.api.object("pods", "default", "p").is_none().then_some(())).await;
     until_said(&cluster, &claim, "SandboxMissed").await;
     event(&cluster, "Pod", "SandboxMissed").await;
@@ -241,15 +245,7 @@ async fn a_pod_of_a_missed_sandbox_is_evicted_where_that_is_wanted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_may_not_be_evicted_is_told_of() {
-    let Some(mut cluster) = start_with(1, &["--on-missed-sandbox=evict"]).await else { return };
-    let uid = cluster.api.add_pod("default", "p", "node-1");
-    let pod = cluster.sandbox("p", &uid, 0).unwrap();
-    let claim = cluster.claim("c", &pod, &nics(1), &[]).unwrap();
-    cluster.prepare(std::slice::from_ref(&claim)).await.unwrap();
-    cluster.kill_agent().unwrap();
-    cluster.runtime.add_pod(pod.sandbox.clone(), vec![pod.container("main")]);
-    cluster.api.faults().forbid("POST /eviction");
-    cluster.start_agent().unwrap();
+    let Some((cluster, _pod, _claim)) = missed("evict", "POST /eviction").await else { return };
     let told = event(&cluster, "Pod", "NotEvicted").await;
     let text = told["message"].as_str().unwrap();
     assert!(text.contains("pods/eviction") && text.contains("verbs [\"create\"]"), "{text}");

@@ -168,13 +168,19 @@ async fn mend(c: &Context, node: &str) -> anyhow::Error {
     }
 }
 
+/// A pod on `node` with all NICs prepared, whose sandbox is made when it is let go; and since when it is there.
+async fn held_back(c: &Context, node: &str) -> Result<(Held, Instant, Watched)> {
+    template(c, "all", ALL).await?;
+    let held = Held::put(c, node)?;
+    let since = Instant::now();
+    let pod = all_nics(c).await?;
+    held.reached(&pod.name).await?;
+    Ok((held, since, pod))
+}
+
 pub(super) async fn killed_before_run(c: Context) -> Result<()> {
     let node = c.node(0).to_owned();
-    template(&c, "all", ALL).await?;
-    let held = Held::put(&c, &node)?;
-    let since = Instant::now();
-    let pod = all_nics(&c).await?;
-    held.reached(&pod.name).await?;
+    let (held, since, pod) = held_back(&c, &node).await?;
     c.cluster.kill_agent(&node).await?;
     held.release();
     keep_away(&c, &node, AWAY).await?;
@@ -185,11 +191,7 @@ pub(super) async fn killed_before_run(c: Context) -> Result<()> {
 /// The agent has left in order when the sandbox is made, and comes only when a container is being made.
 pub(super) async fn absent(c: Context) -> Result<()> {
     let node = c.node(0).to_owned();
-    template(&c, "all", ALL).await?;
-    let held = Held::put(&c, &node)?;
-    let since = Instant::now();
-    let pod = all_nics(&c).await?;
-    held.reached(&pod.name).await?;
+    let (held, since, pod) = held_back(&c, &node).await?;
     let without = async {
         c.agent_leaves(&node).await?;
         held.release();
@@ -223,11 +225,7 @@ fn contains(line: &[u8], name: &str) -> bool {
 
 pub(super) async fn restarted_between(c: Context) -> Result<()> {
     let node = c.node(0).to_owned();
-    template(&c, "all", ALL).await?;
-    let held = Held::put(&c, &node)?;
-    let since = Instant::now();
-    let pod = all_nics(&c).await?;
-    held.reached(&pod.name).await?;
+    let (held, since, pod) = held_back(&c, &node).await?;
     let before = c.cluster.agents(&node)?;
     c.cluster.kill_agent(&node).await?;
     wait(STARTS, "another agent is there", || async {
@@ -244,11 +242,7 @@ pub(super) async fn restarted_between(c: Context) -> Result<()> {
 /// First between prepare and sandbox, then between sandbox and container.
 pub(super) async fn runtime_restarted(c: Context) -> Result<()> {
     let node = c.node(0).to_owned();
-    template(&c, "all", ALL).await?;
-    let held = Held::put(&c, &node)?;
-    let since = Instant::now();
-    let pod = all_nics(&c).await?;
-    held.reached(&pod.name).await?;
+    let (held, since, pod) = held_back(&c, &node).await?;
     restart_runtime(&c, &node).await?;
     held.release();
     well(&c, &pod, since).await.context("restarted between prepare and sandbox")?;
