@@ -136,7 +136,11 @@ async fn only_root_is_heard() {
             std::fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
         }
     }
-    let output = Command::new(std::env::current_exe().unwrap())
+    // Where the tests are built others may not look.
+    let program = cluster.path("stranger");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let output = Command::new(program)
         .args(["--exact", "asking::a_stranger_in_another_process", "--nocapture"])
         .env("DRANIC_TEST_GATE", &socket)
         .uid(65534)
