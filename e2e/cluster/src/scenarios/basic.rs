@@ -86,8 +86,8 @@ pub(super) async fn both_nodes(c: Context) -> Result<()> {
         c.template(&name, &spec).await?;
         c.pod(&pod(&name, Some(c.node(index)), &[From::Template(&name)])).await?;
     }
-    for (index, other) in [(0, 2), (1, 1)] {
-        let running = c.running(&format!("pod{index}")).await?;
+    let both = [c.running("pod0").await?, c.running("pod1").await?];
+    for (running, other) in both.iter().zip([2, 1]) {
         running.ping("rail-a", &format!("10.73.3.{other}")).await?;
         running.ping("rail-b", &format!("10.73.4.{other}")).await?;
         // A whole jumbo frame: 9000 less the IPv4 (20) and ICMP (8) headers.
