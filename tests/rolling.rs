@@ -135,6 +135,36 @@ async fn no_call_of_the_kubelet_fails_while_agents_change() {
     node::assert_as_before(&cluster, &before);
 }
 
+/// Between the two agents the devices are nobody's: the one that has given the ledger away must touch nothing of it any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_whose_successor_hangs_does_nothing_more_itself() {
+    let Some(options) = node::options(2) else { return };
+    let mut cluster = Cluster::new(options).unwrap();
+    let before = cluster.host_states().unwrap();
+    cluster.agent = Some(cluster.start_instance("uid-0").unwrap());
+    cluster.wait_ready(LIMIT).await.unwrap();
+    let pod = cluster.pod("a").unwrap();
+    let claims = [cluster.claim("c", &pod, &names(0..2), &[]).unwrap()];
+    cluster.prepare(&claims).await.unwrap();
+    node::run(&cluster, &pod).await;
+    let new = standby(&mut cluster, "uid-1").await;
+    new.signal(Signal::SIGSTOP).unwrap();
+    let old = cluster.agent.replace(new).unwrap();
+    old.signal(Signal::SIGTERM).unwrap();
+    until(LIMIT, "the ledger is given away", || cluster.log().contains("handing it over")).await;
+    // It waits until the old agent has given up, and is refused then.
+    let error = format!("{:#}", cluster.unprepare(&claims).await.unwrap_err());
+    assert_says(&error, &["default/c", "another agent takes this node over", "kubelet will try again"]);
+    node::assert_inside(&pod, &names(0..2));
+    let ended = tokio::task::spawn_blocking(move || old.terminate().unwrap());
+    assert!(ended.await.unwrap().0.success(), "{}", cluster.log());
+    assert_says(&cluster.log(), &["not handed over in order"]);
+    cluster.agent.as_ref().unwrap().signal(Signal::SIGCONT).unwrap();
+    until(LIMIT, "the new one works", || cluster.runtime.plugins() == [PLUGIN] && registrations(&cluster) == 2).await;
+    node::end(&cluster, &pod, &claims).await;
+    node::assert_as_before(&cluster, &before);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_that_is_told_to_stop_ends_at_once_and_touches_nothing() {
     let Some((mut cluster, _)) = node::start(1).await else { return };

@@ -30,6 +30,8 @@ pub(super) enum Mode {
     Own,
     /// The one that takes over; by its DRA socket.
     Successor(PathBuf),
+    /// Another one, which can't be asked yet.
+    Nobody,
 }
 
 pub(super) struct Claims {
@@ -144,6 +146,7 @@ impl ClaimHandler for Claims {
         let mut result = match &*self.mode.read().await {
             Mode::Own => self.prepare_claim(&claim).await,
             Mode::Successor(socket) => return peer::prepare(socket, &claim).await,
+            Mode::Nobody => return Err(nobody(&claim)),
         };
         // One that waited for something was cut short, because this agent is to end: perhaps another one has more time.
         if result.is_err()
@@ -168,6 +171,7 @@ impl ClaimHandler for Claims {
         let result = match &*self.mode.read().await {
             Mode::Own => self.unprepare_claim(&claim).await,
             Mode::Successor(socket) => return peer::unprepare(socket, &claim).await,
+            Mode::Nobody => return Err(nobody(&claim)),
         };
         self.shared.metrics.observe_unprepare(start.elapsed(), result.is_ok());
         match &result {
@@ -176,6 +180,10 @@ impl ClaimHandler for Claims {
         }
         result
     }
+}
+
+fn nobody(claim: &ClaimRef) -> ClaimError {
+    ClaimError(format!("claim {claim}: another agent takes this node over and is not ready yet; the kubelet will try again"))
 }
 
 fn untouched(device: &ResolvedDevice) -> PreparedDevice {

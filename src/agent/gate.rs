@@ -177,6 +177,10 @@ impl Gate {
     }
 
     async fn attach(&self, wanted: &Wanted, sandbox: SandboxId) -> attacher::Outcome {
+        // Who joins needs no thread: all containers of a pod wait for one attach, and must not keep other pods' guards from theirs.
+        if let Some(running) = self.shared.attacher.running_in(&sandbox) {
+            return running.done().await;
+        }
         let _permit = self.attaches.acquire().await;
         attach(&self.shared, wanted, sandbox).await
     }

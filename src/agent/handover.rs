@@ -38,6 +38,8 @@ pub(super) async fn pause(claims: &Claims) -> anyhow::Result<OwnedRwLockWriteGua
 /// Why the other agent does not work yet: it will when this one is gone.
 pub(super) async fn hand_over(shared: &Shared, mut mode: OwnedRwLockWriteGuard<Mode>, endpoint: &Path) -> anyhow::Result<()> {
     let begin = Instant::now();
+    // From here on nothing is this agent's to do, also where the other one does not come.
+    *mode = Mode::Nobody;
     shared.engine.ledger().hand_over();
     let other = until("it has no DRA socket", || peer::find(endpoint)).await?;
     *mode = Mode::Successor(other);

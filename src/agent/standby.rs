@@ -23,6 +23,8 @@ pub(super) async fn wait(
     board: &Board,
     signals: &mut Signals,
 ) -> anyhow::Result<Option<(Ledger, Vec<Quarantined>)>> {
+    // Before the log says so: whoever reads it may end the other agent at once.
+    let announced = Ledger::announce(&config.state_dir);
     tracing::info!(
         state_dir = %config.state_dir.display(),
         "another agent has the state directory (--state-dir): on standby, to take over when it ends"
@@ -34,7 +36,10 @@ pub(super) async fn wait(
     std::thread::Builder::new()
         .name("dranic-standby".to_owned())
         // Nobody receives it when the agent is told to stop.
-        .spawn(move || drop(sender.send(Ledger::open_when_free(&folder))))
+        .spawn(move || {
+            drop(sender.send(Ledger::open_when_free(&folder)));
+            drop(announced);
+        })
         .context("can't start the thread that waits for the state directory")?;
     tokio::select! {
         opened = opened => {

@@ -119,6 +119,10 @@ pub struct Ledger {
     lock: Mutex<Option<Flock<File>>>,
 }
 
+/// Word of a process that waits for a folder ([`Ledger::announce`]).
+#[derive(Debug)]
+pub struct Announced(#[allow(dead_code, reason = "it is there to be dropped")] Option<Flock<File>>);
+
 /// The right to write one claim.
 struct Writing<'a> {
     ledger: &'a Ledger,
@@ -147,11 +151,16 @@ impl Ledger {
     /// # Errors
     /// As [`Self::open`], without [`LedgerError::InUse`].
     pub fn open_when_free(folder: &Path) -> Result<(Self, Vec<Quarantined>), LedgerError> {
-        let _announced = folder::announce(folder);
         Self::open_locked(folder, folder::prepare(folder, true)?)
     }
 
-    /// Whether another process waits in [`Self::open_when_free`].
+    /// Says that this process waits for the folder, for as long as what is returned is held; see [`Self::is_awaited`].
+    #[must_use]
+    pub fn announce(folder: &Path) -> Announced {
+        Announced(folder::announce(folder))
+    }
+
+    /// Whether another process has said that it waits for the folder.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         folder::is_awaited(&self.folder)

@@ -267,6 +267,42 @@ async fn a_hundred_guards_of_a_pod_are_served_by_one_attach() {
     node::assert_as_before(&cluster, &before);
 }
 
+/// Attaches for guards at once are bounded; who waits for one that is under way does not count.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_guards_of_a_slow_pod_keep_no_other_pod_waiting() {
+    let Some(mut options) = node::options(2) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let slow = folder.path().join("dranic");
+    let script = format!("#!/bin/sh\nexec env DRANIC_TEST_DELAY='attach: configured=12000' {} \"$@\"\n", node::PROGRAM);
+    std::fs::write(&slow, script).unwrap();
+    std::fs::set_permissions(&slow, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    options.program = slow;
+    let (cluster, before) = node::start_with(options).await;
+    let pods = [cluster.pod("a").unwrap(), cluster.pod("b").unwrap()];
+    let claims =
+        [cluster.claim("a", &pods[0], &names(0..1), &[]).unwrap(), cluster.claim("b", &pods[1], &names(1..2), &[]).unwrap()];
+    cluster.prepare(&claims).await.unwrap();
+    let run = |n: usize, container: &Container| Hook::of(&cluster, &claims[n]).run(&cluster, &container.state(&pods[n]));
+    let containers = [Container::of(&pods[0]), Container::of(&pods[1])];
+    let mut guards: Vec<_> = (0..40).map(|_| run(0, &containers[0])).collect();
+    let waiting = || node::get(&cluster, "/metrics").unwrap().1.contains("dranic_guards_waiting 40");
+    until(LIMIT, "all of them have asked", waiting).await;
+    guards.push(run(1, &containers[1]));
+    until(LIMIT, "the other pod's attach has begun", || !pods[1].links_up().unwrap().is_empty()).await;
+    node::assert_says(&format!("{:?}", node::devices(&cluster.status().unwrap())), &["Attaching"]);
+    assert_eq!(
+        cluster.log().matches(" attached pod=").count(),
+        0,
+        "the first pod's is over: nothing was shown\n{}",
+        cluster.log()
+    );
+    for guard in guards {
+        guard.passes(&cluster).await;
+    }
+    cluster.unprepare(&claims).await.unwrap();
+    node::assert_as_before(&cluster, &before);
+}
+
 /// No NRI at all: containers are what has NICs attached, unprepare gives them back, also after a restart of the agent.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_nri_the_guard_is_enough() {
