@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # e2e/cluster/daemon.sh NODE NAME start|stop|kill|restart|pid|define COMMAND...
 # A daemon inside a node: its command in NODE/daemons/NAME, its output in NODE/log/NAME.log, its pid (of this machine, not of the
-# node) from `pid`. `stop` sends TERM and waits, `kill` sends KILL. Nothing starts it again by itself.
+# node) from `pid`. `stop` sends TERM and waits, `kill` sends KILL. Nothing starts it again by itself. A kubelet waits for its runtime.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 [ $# -ge 3 ] || die "usage: daemon.sh NODE NAME start|stop|kill|restart|pid|define COMMAND..."
@@ -18,6 +18,8 @@ outside() {
 start() {
   ! outside >/dev/null || die "$name runs on $n already"
   rm -f "$home/$name.pid"
+  # A kubelet that finds no runtime exits, and here no service manager starts it again.
+  [ "$name" != kubelet ] || wait_for 30 "containerd on $n" node "$n" ctr version
   # The node's /proc shows the node's own pids, so the pid on this machine comes from outside: nsenter forks once.
   setsid nohup "$here/in.sh" "$n" bash "$home/$name" >>"$S/$n/log/$name.log" 2>&1 </dev/null &
   local outer=$! inner
