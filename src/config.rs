@@ -14,7 +14,11 @@ mod validate;
 mod tests;
 
 pub use duplicates::duplicate_keys;
-pub use types::{EthtoolConfig, InterfaceConfig, NeighborConfig, NetworkConfig, RouteConfig, RuleConfig, VrfConfig};
+pub use types::{
+    AddrGenMode, ChannelsConfig, CoalesceConfig, EthtoolConfig, HostStateConfig, InterfaceConfig, InterfaceKind, Ipv6Config,
+    IpvlanConfig, IpvlanFlag, IpvlanMode, LinkState, MacvlanConfig, MacvlanMode, NeighborConfig, NetworkConfig, PauseConfig,
+    Restore, RingsConfig, RouteConfig, RouteKind, RuleConfig, Take, VfConfig, VlanConfig, VlanProtocol, VrfConfig,
+};
 
 use duplicates::PathText;
 use serde_json::Value;
@@ -25,6 +29,23 @@ pub const PARAMETERS_MAX: usize = 64 * 1024;
 pub const NESTING_MAX: usize = 16;
 /// Longest message of a fault, in characters: the decoder's messages quote values of any length.
 const MESSAGE_MAX: usize = 400;
+/// Paths of all fields that are objects, but elements of lists.
+const OBJECTS: [&str; 14] = [
+    "interface",
+    "interface.vrf",
+    "interface.macvlan",
+    "interface.ipvlan",
+    "interface.vlan",
+    "interface.ipv6",
+    "interface.sysctls",
+    "ethtool",
+    "ethtool.rings",
+    "ethtool.channels",
+    "ethtool.coalesce",
+    "ethtool.pause",
+    "vf",
+    "hostState",
+];
 /// Path of the parameters as a whole.
 const ROOT: &str = "(root)";
 
@@ -94,16 +115,12 @@ fn deeper_than(value: &Value, levels: usize) -> bool {
 
 /// The first place where a list stands for an object. The derived decoders would take its elements as fields, in order.
 fn list_for_object(root: &Value) -> Option<String> {
-    let single = [
-        (ROOT, Some(root)),
-        ("interface", root.get("interface")),
-        ("interface.vrf", root.pointer("/interface/vrf")),
-        ("ethtool", root.get("ethtool")),
-    ];
+    let at = |path: &'static str| (path, root.pointer(&format!("/{}", path.replace('.', "/"))));
+    let single = std::iter::once((ROOT, Some(root))).chain(OBJECTS.into_iter().map(at));
     let lists = ["routes", "rules", "neighbors"].into_iter().flat_map(|name| {
         let elements = root.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         elements.iter().enumerate().filter(|(_, e)| e.is_array()).map(move |(i, _)| format!("{name}[{i}]"))
     });
     let wrong = |(path, value): (&str, Option<&Value>)| value.is_some_and(Value::is_array).then(|| path.to_owned());
-    single.into_iter().find_map(wrong).or_else(|| lists.into_iter().next())
+    single.filter_map(wrong).next().or_else(|| lists.into_iter().next())
 }

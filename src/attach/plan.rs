@@ -6,6 +6,7 @@ mod neighbours;
 mod reach;
 mod routes;
 mod rules;
+mod step;
 #[cfg(test)]
 mod tests;
 
@@ -13,111 +14,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{InterfaceConfig, NetworkConfig};
 use crate::names::PodLinkName;
-use crate::netdev::{Address, HostState, LinkAddress, Neighbour, Route, Rule};
+use crate::netdev::{Address, HostState, LinkAddress};
 use left_out::LeftOut;
+
+pub use step::{Step, Undo};
 
 /// Least MTU of IPv6, bytes (`IPV6_MIN_MTU`, `linux/ipv6.h`): below it the kernel turns IPv6 off on the link.
 const MTU_MIN_IPV6: u32 = 1280;
 /// The sysctl that a cluster network without IPv6 sets for every link of its pods.
 const DISABLE_IPV6: &str = "ipv6/conf/disable_ipv6";
-
-/// One step inside (or into) the pod's namespace.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "step", rename_all = "camelCase")]
-pub enum Step {
-    /// Move the link into the pod under this name.
-    Move {
-        /// Name in the pod.
-        name: PodLinkName,
-        /// MTU in the pod, when it is not the host's; bytes.
-        mtu: Option<u32>,
-        /// Link-layer address in the pod, when it is not the host's.
-        address: Option<LinkAddress>,
-    },
-    /// Write a per-link sysctl (key as in [`crate::netdev::sysctl`]).
-    Sysctl {
-        /// `ipv6/conf/disable_ipv6`, …
-        key: String,
-        /// The value.
-        value: String,
-    },
-    /// Set the link up.
-    Up,
-    /// Add an address.
-    Address {
-        /// The address.
-        address: Address,
-    },
-    /// Add a permanent neighbour entry.
-    Neighbour {
-        /// The entry.
-        neighbour: Neighbour,
-    },
-    /// Add a route by this link.
-    Route {
-        /// The route. Next hops of a multipath route all leave by this link; they carry its index on the host, see
-        /// [`Step::by_link`].
-        route: Route,
-        /// Whether the claim asks for it; else it came along from the host, and the pod may do without.
-        #[serde(default)]
-        configured: bool,
-    },
-    /// Add a policy rule.
-    Rule {
-        /// The rule.
-        rule: Rule,
-    },
-}
-
-/// What undoes a step.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "undo", rename_all = "camelCase")]
-pub enum Undo {
-    /// Move the link back to the host under its host name; what hung on the link in the pod goes with that.
-    MoveBack,
-    /// Nothing: moving the link back undoes it.
-    WithMove,
-    /// Delete the policy rule, which would stay in the pod.
-    DeleteRule {
-        /// The rule.
-        rule: Rule,
-    },
-}
-
-impl Step {
-    /// What undoes this step.
-    #[must_use]
-    pub fn undo(&self) -> Undo {
-        match self {
-            Self::Move { .. } => Undo::MoveBack,
-            Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
-            _ => Undo::WithMove,
-        }
-    }
-
-    /// This step for a link whose index in the pod is `index`: a move may change it, and next hops of a multipath route name it.
-    #[must_use]
-    pub fn by_link(mut self, index: u32) -> Self {
-        if let Self::Route { route, .. } = &mut self {
-            route.next_hops.iter_mut().for_each(|hop| hop.index = index);
-        }
-        self
-    }
-
-    /// Name of this kind of step, for status, metrics and errors.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Move { .. } => "move",
-            Self::Sysctl { .. } => "sysctl",
-            Self::Up => "up",
-            Self::Address { .. } => "address",
-            Self::Neighbour { .. } => "neighbour",
-            Self::Route { .. } => "route",
-            Self::Rule { .. } => "rule",
-        }
-    }
-}
 
 /// The plan of one device. Steps are in the order they are carried out: move, sysctls, addresses, up, neighbours, routes (those
 /// of link scope before those that need them), rules. IPv6 addresses with an end come right after up: the kernel makes no

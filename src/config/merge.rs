@@ -2,24 +2,30 @@
 
 use std::collections::BTreeMap;
 
-use super::{EthtoolConfig, InterfaceConfig, NetworkConfig, VrfConfig};
+use super::{
+    ChannelsConfig, CoalesceConfig, EthtoolConfig, HostStateConfig, InterfaceConfig, Ipv6Config, IpvlanConfig, MacvlanConfig,
+    NetworkConfig, PauseConfig, RingsConfig, VfConfig, VlanConfig, VrfConfig,
+};
+
+/// A function that lays one value of a type over another: the `values` that it names win, `objects` are merged field by field by
+/// the function named. A field that is forgotten here does not compile.
+macro_rules! over {
+    ($name:ident: $type:ident { values: [$($value:ident),* $(,)?], objects: [$($object:ident: $merge:expr),* $(,)?] $(,)? }) => {
+        fn $name(base: $type, over: $type) -> $type {
+            $type {
+                $($value: over.$value.or(base.$value),)*
+                $($object: both(base.$object, over.$object, $merge),)*
+            }
+        }
+    };
+}
 
 impl NetworkConfig {
     /// `over` on top of `self`, field by field: what `over` names wins; a list that `over` names replaces the whole list; maps
-    /// (`ethtool`) are merged key by key.
+    /// (`ethtool.features`, `interface.sysctls`, …) are merged key by key.
     #[must_use]
     pub fn merged_with(self, over: Self) -> Self {
-        Self {
-            profile: over.profile.or(self.profile),
-            interface: both(self.interface, over.interface, interface),
-            routes: over.routes.or(self.routes),
-            rules: over.rules.or(self.rules),
-            neighbors: over.neighbors.or(self.neighbors),
-            ethtool: both(self.ethtool, over.ethtool, |base, over| EthtoolConfig {
-                features: both(base.features, over.features, map),
-                private_flags: both(base.private_flags, over.private_flags, map),
-            }),
-        }
+        network(self, over)
     }
 }
 
@@ -30,26 +36,50 @@ fn both<T>(base: Option<T>, over: Option<T>, merge: impl FnOnce(T, T) -> T) -> O
     }
 }
 
-fn map(mut base: BTreeMap<String, bool>, over: BTreeMap<String, bool>) -> BTreeMap<String, bool> {
+fn map<T>(mut base: BTreeMap<String, T>, over: BTreeMap<String, T>) -> BTreeMap<String, T> {
     base.extend(over);
     base
 }
 
-fn interface(base: InterfaceConfig, over: InterfaceConfig) -> InterfaceConfig {
-    InterfaceConfig {
-        name: over.name.or(base.name),
-        addresses: over.addresses.or(base.addresses),
-        dhcp: over.dhcp.or(base.dhcp),
-        mtu: over.mtu.or(base.mtu),
-        hardware_addr: over.hardware_addr.or(base.hardware_addr),
-        gso_max_size: over.gso_max_size.or(base.gso_max_size),
-        gro_max_size: over.gro_max_size.or(base.gro_max_size),
-        gso_ipv4_max_size: over.gso_ipv4_max_size.or(base.gso_ipv4_max_size),
-        gro_ipv4_max_size: over.gro_ipv4_max_size.or(base.gro_ipv4_max_size),
-        disable_ebpf_programs: over.disable_ebpf_programs.or(base.disable_ebpf_programs),
-        forwarding: over.forwarding.or(base.forwarding),
-        arp_ignore: over.arp_ignore.or(base.arp_ignore),
-        arp_announce: over.arp_announce.or(base.arp_announce),
-        vrf: both(base.vrf, over.vrf, |base, over| VrfConfig { name: over.name, table: over.table.or(base.table) }),
-    }
+over!(network: NetworkConfig {
+    values: [profile, routes, rules, neighbors, restore],
+    objects: [interface: interface, ethtool: ethtool, vf: vf, host_state: host_state],
+});
+
+over!(interface: InterfaceConfig {
+    values: [
+        name, addresses, dhcp, mtu, hardware_addr, gso_max_size, gro_max_size, gso_ipv4_max_size, gro_ipv4_max_size,
+        disable_ebpf_programs, forwarding, arp_ignore, arp_announce, kind, tx_queue_len, alias, alt_names, promisc, allmulti, group,
+    ],
+    objects: [vrf: vrf, macvlan: macvlan, ipvlan: ipvlan, vlan: vlan, ipv6: ipv6, sysctls: map],
+});
+
+/// The name is required, so it is always the upper one's.
+fn vrf(base: VrfConfig, over: VrfConfig) -> VrfConfig {
+    VrfConfig { name: over.name, table: over.table.or(base.table) }
 }
+
+over!(macvlan: MacvlanConfig { values: [mode], objects: [] });
+over!(ipvlan: IpvlanConfig { values: [mode, flag], objects: [] });
+over!(vlan: VlanConfig { values: [id, protocol], objects: [] });
+over!(ipv6: Ipv6Config { values: [enabled, accept_ra, addr_gen_mode, dad], objects: [] });
+
+over!(ethtool: EthtoolConfig {
+    values: [],
+    objects: [
+        features: map, private_flags: map, rings: rings, channels: channels, coalesce: coalesce, pause: pause,
+    ],
+});
+over!(rings: RingsConfig { values: [rx, rx_mini, rx_jumbo, tx], objects: [] });
+over!(channels: ChannelsConfig { values: [rx, tx, other, combined], objects: [] });
+over!(coalesce: CoalesceConfig {
+    values: [rx_usecs, rx_frames, tx_usecs, tx_frames, adaptive_rx, adaptive_tx],
+    objects: [],
+});
+over!(pause: PauseConfig { values: [autoneg, rx, tx], objects: [] });
+
+over!(vf: VfConfig {
+    values: [vlan, qos, proto, mac, spoof_check, trust, min_tx_rate, max_tx_rate, link_state],
+    objects: [],
+});
+over!(host_state: HostStateConfig { values: [addresses, routes, rules, neighbors], objects: [] });

@@ -1,34 +1,82 @@
 //! What this version does not carry out yet. One place, so that it shrinks as the steps come.
 
+use serde_json::Value;
+
 use super::{FieldError, NetworkConfig};
+
+/// Paths of the fields. `[]` stands for each element of a list.
+const NOT_YET: &[&str] = &[
+    "profile",
+    "interface.dhcp",
+    "interface.gsoMaxSize",
+    "interface.groMaxSize",
+    "interface.gsoIPv4MaxSize",
+    "interface.groIPv4MaxSize",
+    "interface.disableEbpfPrograms",
+    "interface.forwarding",
+    "interface.arpIgnore",
+    "interface.arpAnnounce",
+    "interface.vrf",
+    "interface.type",
+    "interface.macvlan",
+    "interface.ipvlan",
+    "interface.vlan",
+    "interface.txQueueLen",
+    "interface.alias",
+    "interface.altNames",
+    "interface.promisc",
+    "interface.allmulti",
+    "interface.group",
+    "interface.ipv6",
+    "interface.sysctls",
+    "routes[].metric",
+    "routes[].type",
+    "routes[].onlink",
+    "routes[].mtu",
+    "routes[].advmss",
+    "rules[].fwmark",
+    "rules[].fwmask",
+    "rules[].iif",
+    "rules[].oif",
+    "rules[].suppressPrefixLength",
+    "rules[].invert",
+    "ethtool.features",
+    "ethtool.privateFlags",
+    "ethtool.rings",
+    "ethtool.channels",
+    "ethtool.coalesce",
+    "ethtool.pause",
+    "vf",
+    "hostState",
+    "restore",
+];
 
 impl NetworkConfig {
     /// The fields that are set and valid, but that this version does not carry out yet, each with its path. An explicit `false`
     /// and an empty map ask for nothing and are not among them.
     #[must_use]
     pub fn not_supported_yet(&self) -> Vec<FieldError> {
-        let mut fields = vec![("profile", self.profile.is_some())];
-        if let Some(interface) = &self.interface {
-            fields.extend([
-                ("interface.dhcp", interface.dhcp == Some(true)),
-                ("interface.gsoMaxSize", interface.gso_max_size.is_some()),
-                ("interface.groMaxSize", interface.gro_max_size.is_some()),
-                ("interface.gsoIPv4MaxSize", interface.gso_ipv4_max_size.is_some()),
-                ("interface.groIPv4MaxSize", interface.gro_ipv4_max_size.is_some()),
-                ("interface.disableEbpfPrograms", interface.disable_ebpf_programs == Some(true)),
-                ("interface.forwarding", interface.forwarding == Some(true)),
-                ("interface.arpIgnore", interface.arp_ignore.is_some()),
-                ("interface.arpAnnounce", interface.arp_announce.is_some()),
-                ("interface.vrf", interface.vrf.is_some()),
-            ]);
-        }
-        if let Some(ethtool) = &self.ethtool {
-            fields.extend([
-                ("ethtool.features", ethtool.features.as_ref().is_some_and(|map| !map.is_empty())),
-                ("ethtool.privateFlags", ethtool.private_flags.as_ref().is_some_and(|map| !map.is_empty())),
-            ]);
-        }
+        let json = serde_json::to_value(self).unwrap_or_default();
+        let set = NOT_YET.iter().flat_map(|path| set_at(&json, path));
         let message = "is valid, but not supported yet by this version of the driver; remove it";
-        fields.into_iter().filter(|(_, set)| *set).map(|(path, _)| FieldError::new(path, message)).collect()
+        set.map(|path| FieldError::new(path, message)).collect()
+    }
+}
+
+/// Where `path` asks for something in `json`.
+fn set_at(json: &Value, path: &str) -> Vec<String> {
+    let at = |value: &Value, path: &str| value.pointer(&format!("/{}", path.replace('.', "/"))).is_some_and(asks);
+    let Some((list, field)) = path.split_once("[].") else {
+        return if at(json, path) { vec![path.to_owned()] } else { Vec::new() };
+    };
+    let elements = json.get(list).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    elements.iter().enumerate().filter(|(_, e)| at(e, field)).map(|(i, _)| format!("{list}[{i}].{field}")).collect()
+}
+
+fn asks(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Object(map) => !map.is_empty(),
+        _ => true,
     }
 }

@@ -107,7 +107,7 @@ fn a_fault_of_form_has_its_path_and_says_what_to_do() {
         (r#"{"interface": {"adresses": []}}"#, "interface.adresses", "did you mean addresses?"),
         (r#"{"neighbours": []}"#, "neighbours", "did you mean neighbors?"),
         (r#"{"neighbors": [{"ipAddress": "10.0.0.1"}]}"#, "neighbors[0].ipAddress", "did you mean destination?"),
-        (r#"{"routes": [{"metric": 5}]}"#, "routes[0].metric", "the fields here are destination, gateway, source, scope, table"),
+        (r#"{"routes": [{"weight": 5}]}"#, "routes[0].weight", "the fields here are destination, gateway, source, scope, table"),
         (r#"{"interface": {"vrf": {"id": 5}}}"#, "interface.vrf.id", "the fields here are name, table"),
         (r#"{"apiVersion": "v1"}"#, "apiVersion", "no apiVersion and kind"),
         (r#"{"x`, expected `interface`": 1}"#, "x`, expected `interface`", "the fields here are profile, interface"),

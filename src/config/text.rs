@@ -1,5 +1,6 @@
 //! Addresses and prefixes as text, with faults that show how to write them.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -46,4 +47,21 @@ pub(super) fn ip<'de, D: Deserializer<'de>>(decoder: D) -> Result<Option<IpAddr>
 
 pub(super) fn interfaces<'de, D: Deserializer<'de>>(decoder: D) -> Result<Option<Vec<IpNet>>, D::Error> {
     Ok(Option::<Vec<Interface>>::deserialize(decoder)?.map(|list| list.into_iter().map(|i| i.0).collect()))
+}
+
+/// A sysctl's value: text, or a number as people write it.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "must be text or a whole number")]
+enum Value {
+    Text(String),
+    Number(i64),
+}
+
+pub(super) fn values<'de, D: Deserializer<'de>>(decoder: D) -> Result<Option<BTreeMap<String, String>>, D::Error> {
+    let text = |value| match value {
+        Value::Text(text) => text,
+        Value::Number(number) => number.to_string(),
+    };
+    let map = Option::<BTreeMap<String, Value>>::deserialize(decoder)?;
+    Ok(map.map(|map| map.into_iter().map(|(key, value)| (key, text(value))).collect()))
 }

@@ -1,10 +1,21 @@
 //! The parameters as types. Absent is always told apart from zero, false and empty.
 
+mod child;
+mod ethtool;
+mod host;
+mod routing;
+mod vf;
+
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+
+pub use child::{IpvlanConfig, IpvlanFlag, IpvlanMode, MacvlanConfig, MacvlanMode, VlanConfig, VlanProtocol};
+pub use ethtool::{ChannelsConfig, CoalesceConfig, EthtoolConfig, PauseConfig, RingsConfig};
+pub use host::{AddrGenMode, HostStateConfig, Ipv6Config, Restore, Take};
+pub use routing::{NeighborConfig, RouteConfig, RouteKind, RuleConfig};
+pub use vf::{LinkState, VfConfig};
 
 use crate::names::PodLinkName;
 use crate::netdev::LinkAddress;
@@ -31,6 +42,15 @@ pub struct NetworkConfig {
     /// Ethtool settings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ethtool: Option<EthtoolConfig>,
+    /// What the physical function sets for this virtual function.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vf: Option<VfConfig>,
+    /// What comes along from the host; everything by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_state: Option<HostStateConfig>,
+    /// How much is given back after the pod; everything by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restore: Option<Restore>,
 }
 
 /// `interface`: the link itself.
@@ -79,6 +99,57 @@ pub struct InterfaceConfig {
     /// The VRF to enslave the link to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vrf: Option<VrfConfig>,
+    /// Whether the device itself goes into the pod, or a link that is made on top of it there.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<InterfaceKind>,
+    /// Of `type: macvlan`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub macvlan: Option<MacvlanConfig>,
+    /// Of `type: ipvlan`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipvlan: Option<IpvlanConfig>,
+    /// Of `type: vlan`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<VlanConfig>,
+    /// `IFLA_TXQLEN`, packets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tx_queue_len: Option<u32>,
+    /// `IFLA_IFALIAS`, at most 255 bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alias: Option<String>,
+    /// Alternative names in the pod, besides those that come along from the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alt_names: Option<Vec<String>>,
+    /// `IFF_PROMISC`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promisc: Option<bool>,
+    /// `IFF_ALLMULTI`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allmulti: Option<bool>,
+    /// `IFLA_GROUP`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<u32>,
+    /// IPv6 on the link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<Ipv6Config>,
+    /// Per-link sysctls of a list of allowed ones: key as in `ipv4/conf/rp_filter`, and value.
+    #[serde(default, deserialize_with = "super::text::values", skip_serializing_if = "Option::is_none")]
+    pub sysctls: Option<BTreeMap<String, String>>,
+}
+
+/// `interface.type`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InterfaceKind {
+    /// The device itself.
+    #[default]
+    Passthrough,
+    /// A macvlan link on top of it.
+    Macvlan,
+    /// An ipvlan link on top of it.
+    Ipvlan,
+    /// A VLAN of it.
+    Vlan,
 }
 
 /// `interface.vrf`.
@@ -90,67 +161,4 @@ pub struct VrfConfig {
     /// Its table, 1 or more, not 253 to 255.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<u32>,
-}
-
-/// One of `routes`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct RouteConfig {
-    /// Required.
-    #[serde(default, deserialize_with = "super::text::prefix", skip_serializing_if = "Option::is_none")]
-    pub destination: Option<IpNet>,
-    /// Required unless `scope` is 253 (link).
-    #[serde(default, deserialize_with = "super::text::ip", skip_serializing_if = "Option::is_none")]
-    pub gateway: Option<IpAddr>,
-    /// Preferred source address.
-    #[serde(default, deserialize_with = "super::text::ip", skip_serializing_if = "Option::is_none")]
-    pub source: Option<IpAddr>,
-    /// 0 (universe) or 253 (link).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scope: Option<u8>,
-    /// 0 or absent: main.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub table: Option<u32>,
-}
-
-/// One of `rules`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct RuleConfig {
-    /// 0 to 32767; absent lets the kernel choose one before the main table's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub priority: Option<u32>,
-    /// Packets from here.
-    #[serde(default, deserialize_with = "super::text::prefix", skip_serializing_if = "Option::is_none")]
-    pub source: Option<IpNet>,
-    /// Packets to here.
-    #[serde(default, deserialize_with = "super::text::prefix", skip_serializing_if = "Option::is_none")]
-    pub destination: Option<IpNet>,
-    /// The table to look in.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub table: Option<u32>,
-}
-
-/// One of `neighbors`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct NeighborConfig {
-    /// Required.
-    #[serde(default, deserialize_with = "super::text::ip", skip_serializing_if = "Option::is_none")]
-    pub destination: Option<IpAddr>,
-    /// Required.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub hardware_addr: Option<LinkAddress>,
-}
-
-/// `ethtool`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct EthtoolConfig {
-    /// Feature name → on or off.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub features: Option<BTreeMap<String, bool>>,
-    /// Private flag name → on or off.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub private_flags: Option<BTreeMap<String, bool>>,
 }

@@ -72,7 +72,7 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
             (result, _) => result.err().map(|e| e.to_string()),
         };
         if let Some(why) = why {
-            return Err(StepFailure { job: *position, step: describe(step), why });
+            return Err(StepFailure { job: *position, step: step.describe(), why });
         }
     }
     Ok(())
@@ -100,7 +100,7 @@ fn write_sysctls(netns: &Netns, jobs: &[Job]) -> Result<(), StepFailure> {
                 if let Step::Sysctl { key, value } = step {
                     sysctl::write(job.device().plan.pod_link.as_str(), key, value).map_err(|e| StepFailure {
                         job: position,
-                        step: describe(step),
+                        step: step.describe(),
                         why: e.to_string(),
                     })?;
                 }
@@ -109,24 +109,4 @@ fn write_sysctls(netns: &Netns, jobs: &[Job]) -> Result<(), StepFailure> {
         Ok(())
     });
     written.unwrap_or_else(|e| Err(StepFailure { job: 0, step: "entering the pod's namespace".to_owned(), why: e.to_string() }))
-}
-
-/// A step in words, for errors and status.
-pub(super) fn describe(step: &Step) -> String {
-    match step {
-        Step::Move { name, .. } => format!("moving it into the pod as {name}"),
-        Step::Sysctl { key, value } => format!("setting sysctl {key} to {value}"),
-        Step::Up => "setting it up".to_owned(),
-        Step::Address { address } => format!("adding address {}/{}", address.ip, address.prefix_len),
-        Step::Neighbour { neighbour } => format!("adding neighbour {}", neighbour.ip),
-        Step::Route { route, .. } => {
-            let via = route.gateway.map(|g| format!(" via {g}")).unwrap_or_default();
-            format!("adding route {}{via} in table {}", route.destination, route.table)
-        }
-        Step::Rule { rule } => {
-            let from = rule.source.map(|s| format!(" from {s}")).unwrap_or_default();
-            let to = rule.destination.map(|d| format!(" to {d}")).unwrap_or_default();
-            format!("adding rule{from}{to} lookup {}", rule.table)
-        }
-    }
 }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use super::*;
 use crate::config;
 use crate::netdev::address::{IFA_F_NODAD, IFA_F_PERMANENT, IFA_F_TENTATIVE, SCOPE_LINK};
-use crate::netdev::{NextHop, Route};
+use crate::netdev::{Neighbour, NextHop, Route, Rule};
 use ipnet::IpNet;
 
 /// A NIC of the host with one IPv4 and one IPv6 address.

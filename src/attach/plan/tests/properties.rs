@@ -66,6 +66,7 @@ fn any_config() -> impl Strategy<Value = NetworkConfig> {
             source,
             scope: gateway.is_none().then_some(SCOPE_LINK),
             table,
+            ..config::RouteConfig::default()
         },
     );
     (proptest::option::of(proptest::collection::vec(net(), 0..4)), proptest::option::of(proptest::collection::vec(route, 0..4)))

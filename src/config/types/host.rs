@@ -1,0 +1,76 @@
+//! What comes along from the host, what is given back, and IPv6 on the link.
+
+use serde::{Deserialize, Serialize};
+
+/// `hostState`: which of what the link has on the host comes along into the pod.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct HostStateConfig {
+    /// Addresses; never when `interface.addresses` or `dhcp` is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub addresses: Option<Take>,
+    /// Routes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes: Option<Take>,
+    /// Policy rules.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rules: Option<Take>,
+    /// Permanent neighbours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neighbors: Option<Take>,
+}
+
+/// One of `hostState`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Take {
+    /// It comes along.
+    #[default]
+    Copy,
+    /// It stays.
+    Ignore,
+}
+
+/// `restore`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Restore {
+    /// Everything that was on the host.
+    #[default]
+    Full,
+    /// Name, altnames, MTU, link-layer address, offloads and up or down; no addresses, routes, neighbours, sysctls, queueing, master.
+    Minimal,
+}
+
+/// `interface.ipv6`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Ipv6Config {
+    /// `disable_ipv6`, the other way round.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+    /// `accept_ra`: 0 no, 1 yes unless forwarding, 2 yes.
+    #[serde(default, rename = "acceptRA", skip_serializing_if = "Option::is_none")]
+    pub accept_ra: Option<u32>,
+    /// `addr_gen_mode`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub addr_gen_mode: Option<AddrGenMode>,
+    /// Duplicate address detection of configured addresses; absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dad: Option<bool>,
+}
+
+/// How the kernel makes link-local addresses (`IN6_ADDR_GEN_MODE_*`, `linux/if_link.h`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AddrGenMode {
+    /// From the link-layer address.
+    #[default]
+    Eui64,
+    /// Not at all.
+    None,
+    /// From the namespace's secret.
+    StablePrivacy,
+    /// From a random secret.
+    Random,
+}

@@ -1,0 +1,52 @@
+//! `vf`: what the physical function sets for a virtual one.
+
+use serde::{Deserialize, Serialize};
+
+use super::VlanProtocol;
+use crate::netdev::LinkAddress;
+
+/// `vf` (`IFLA_VF_*`, `linux/if_link.h`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct VfConfig {
+    /// VLAN that its frames get; 0 to 4094, 0 none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<u16>,
+    /// Priority in that tag, 0 to 7.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qos: Option<u8>,
+    /// Protocol of that tag.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proto: Option<VlanProtocol>,
+    /// Link-layer address; `interface.hardwareAddr` sets the one in the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<LinkAddress>,
+    /// Frames with another source address are dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spoof_check: Option<bool>,
+    /// The function may change its address and be promiscuous.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trust: Option<bool>,
+    /// Mbit/s; 0 none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_tx_rate: Option<u32>,
+    /// Mbit/s; 0 no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tx_rate: Option<u32>,
+    /// Whether its link is up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_state: Option<LinkState>,
+}
+
+/// `IFLA_VF_LINK_STATE_*`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkState {
+    /// As the physical function's.
+    #[default]
+    Auto,
+    /// Always up.
+    Enable,
+    /// Always down.
+    Disable,
+}
