@@ -5,6 +5,7 @@ mod devices;
 mod doctor;
 mod output;
 mod status;
+mod validate;
 
 use std::process::ExitCode;
 
@@ -17,6 +18,8 @@ pub use output::Output;
 pub const EXIT_USAGE: u8 = 64;
 /// Something failed while running.
 pub const EXIT_FAILURE: u8 = 1;
+/// A file that was named can't be read: `EX_NOINPUT` of `sysexits.h`.
+pub const EXIT_NO_INPUT: u8 = 66;
 /// The agent that was asked is not there: `EX_UNAVAILABLE` of `sysexits.h`.
 pub const EXIT_UNAVAILABLE: u8 = 69;
 
@@ -26,8 +29,9 @@ Examples:
   dranic agent --node-name node-1     run the agent (normally the DaemonSet does)
   dranic status -o json               what the running agent has prepared and attached
   dranic doctor                       what is wrong with this node's runtime and folders
+  dranic validate -f manifests/       what is wrong with the configuration in DeviceClasses and claims
 
-Exit codes: 0 done, 1 failed, 64 a flag or variable has a bad value, 69 no agent answers.";
+Exit codes: 0 done, 1 failed, 64 a flag or variable has a bad value, 66 a file can't be read, 69 no agent answers.";
 
 /// A Kubernetes DRA network driver with a built-in NRI leg.
 #[derive(Debug, Parser)]
@@ -51,6 +55,9 @@ enum Command {
     /// Check the node: the container runtime's configuration, sockets, folders, the running agent.
     #[command(after_help = doctor::AFTER_HELP)]
     Doctor(Box<doctor::DoctorArgs>),
+    /// Check the configuration in DeviceClasses, ResourceClaims and ResourceClaimTemplates; needs no cluster.
+    #[command(after_help = validate::AFTER_HELP)]
+    Validate(validate::ValidateArgs),
     /// Print a shell completion script.
     Completion {
         /// Which shell.
@@ -106,6 +113,7 @@ pub fn run() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Validate(args) => validate::run(&args),
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "dranic", &mut script);

@@ -1,0 +1,15 @@
+//! Checking manifests without a cluster: the configuration of ours in DeviceClasses, ResourceClaims and ResourceClaimTemplates. Pure.
+//!
+//! [`yaml`] reads text into a tree that knows its lines, [`objects`] finds the configuration in it, [`check`] says what is wrong.
+
+pub mod check;
+mod configs;
+pub mod objects;
+mod scalar;
+pub mod yaml;
+
+#[cfg(test)]
+mod tests;
+
+pub use check::{Fault, Report, check};
+pub use yaml::{Node, Position, documents};
