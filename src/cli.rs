@@ -4,6 +4,7 @@ mod agent;
 mod devices;
 mod doctor;
 mod output;
+mod schema;
 mod status;
 mod validate;
 
@@ -58,6 +59,9 @@ enum Command {
     /// Check the configuration in DeviceClasses, ResourceClaims and ResourceClaimTemplates; needs no cluster.
     #[command(after_help = validate::AFTER_HELP)]
     Validate(validate::ValidateArgs),
+    /// Print the JSON schema of the parameters of DeviceClasses and claims.
+    #[command(after_help = schema::AFTER_HELP)]
+    Schema(schema::SchemaArgs),
     /// Print a shell completion script.
     Completion {
         /// Which shell.
@@ -114,6 +118,7 @@ pub fn run() -> ExitCode {
         Command::Status(args) => status::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Validate(args) => validate::run(&args),
+        Command::Schema(args) => schema::run(&args),
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "dranic", &mut script);

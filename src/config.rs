@@ -5,6 +5,7 @@
 mod duplicates;
 mod hint;
 mod merge;
+pub mod schema;
 mod support;
 mod text;
 mod types;
