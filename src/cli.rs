@@ -1,6 +1,7 @@
 //! The command line: parsing, dispatch, exit codes.
 
 mod agent;
+mod attach;
 mod devices;
 mod doctor;
 mod output;
@@ -30,6 +31,7 @@ Examples:
   dranic agent --node-name node-1     run the agent (normally the DaemonSet does)
   dranic status -o json               what the running agent has prepared and attached
   dranic doctor                       what is wrong with this node's runtime and folders
+  dranic attach --device eth3 --netns /run/netns/blue --dry-run    what attaching would do, and what undoes it
   dranic validate -f manifests/       what is wrong with the configuration in DeviceClasses and claims
 
 Exit codes: 0 done, 1 failed, 64 a flag or variable has a bad value, 66 a file can't be read, 69 no agent answers.";
@@ -59,6 +61,12 @@ enum Command {
     /// Check the configuration in DeviceClasses, ResourceClaims and ResourceClaimTemplates; needs no cluster.
     #[command(after_help = validate::AFTER_HELP)]
     Validate(validate::ValidateArgs),
+    /// Put a device into a network namespace by hand, as the agent does for a pod; needs no cluster.
+    #[command(after_help = attach::ATTACH_HELP)]
+    Attach(Box<attach::AttachArgs>),
+    /// Give back what `dranic attach` attached.
+    #[command(after_help = attach::RELEASE_HELP)]
+    Release(attach::ReleaseArgs),
     /// Print the JSON schema of the parameters of DeviceClasses and claims.
     #[command(after_help = schema::AFTER_HELP)]
     Schema(schema::SchemaArgs),
@@ -118,6 +126,8 @@ pub fn run() -> ExitCode {
         Command::Status(args) => status::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Validate(args) => validate::run(&args),
+        Command::Attach(args) => attach::attach(&args),
+        Command::Release(args) => attach::release(&args),
         Command::Schema(args) => schema::run(&args),
         Command::Completion { shell } => {
             let mut script = Vec::new();

@@ -14,4 +14,5 @@ pub mod yaml;
 mod tests;
 
 pub use check::{Fault, Report, check};
+pub use configs::parameters;
 pub use yaml::{Node, Position, documents};

@@ -12,6 +12,8 @@ use super::{EXIT_FAILURE, Failure, Output};
 use crate::manifests::{Fault, Report, check, documents};
 use crate::names::DNS_LABEL_MAX;
 
+pub(super) use files::read;
+
 /// End of `dranic validate --help`.
 pub(super) const AFTER_HELP: &str = "\
 Examples:

@@ -71,6 +71,21 @@ impl<'a> Config<'a> {
     }
 }
 
+/// A document that is nothing but parameters: what they say, if nothing is wrong with them and all of it can be carried out.
+///
+/// # Errors
+/// Everything that is wrong, with its place.
+pub fn parameters(document: &Node) -> Result<NetworkConfig, Vec<(Position, FieldError)>> {
+    let config = parse(document).and_then(|config| {
+        let mut faults = config.validate();
+        if faults.is_empty() {
+            faults = config.not_supported_yet();
+        }
+        if faults.is_empty() { Ok(config) } else { Err(faults) }
+    });
+    config.map_err(|faults| faults.into_iter().map(|fault| (document.locate(&fault.path), fault)).collect())
+}
+
 fn parse(parameters: &Node) -> Result<NetworkConfig, Vec<FieldError>> {
     let twice = "stands twice in the same object; remove one";
     let repeated = parameters.repeated().into_iter();

@@ -41,7 +41,11 @@ fn of_folder(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(paths)
 }
 
-fn read(path: &Path) -> Result<(String, Result<String, SyntaxError>), Failure> {
+/// The text of a file, or of standard input for `-`, with a name for it.
+///
+/// # Errors
+/// As [`texts`].
+pub(in crate::cli) fn read(path: &Path) -> Result<(String, Result<String, SyntaxError>), Failure> {
     // One byte more than is taken, so that what is too long is seen to be.
     let limit = TEXT_MAX as u64 + 1;
     let mut bytes = Vec::new();
