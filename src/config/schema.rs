@@ -63,3 +63,6 @@ fn alternatives(map: &mut Map<String, Value>) {
     map.remove("anyOf");
     map.insert("oneOf".to_owned(), Value::Array(all));
 }
+
+#[cfg(test)]
+mod tests;
