@@ -44,7 +44,7 @@ impl Engine {
             let Some(attachment) = &device.attachment else { continue };
             let (claim, name, sandbox) = (&record.claim, &device.device, &attachment.sandbox);
             let is_inside =
-                self.reopen(attachment).is_some_and(|inside| locate::find(device, attachment.index, &inside).is_some());
+                self.reopen(attachment).is_some_and(|inside| locate::in_pod(device, attachment.index, &inside).is_some());
             if is_inside {
                 tracing::debug!(%claim, device = %name, %sandbox, "still in its sandbox");
             } else if locate::find(device, device.host.index, &outside).is_some() {
