@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::{DeviceHealth, MESSAGE_MAX, State};
 use crate::attach::engine::locate;
-use crate::inventory::{Attribute, Attributes, Device, HardwareId, Scan};
+use crate::inventory::{Attribute, Attributes, Device, Scan};
 use crate::ledger::{ClaimRecord, DeviceRecord, Phase};
 use crate::names::{DeviceName, SandboxId};
 use crate::netdev::Link;
