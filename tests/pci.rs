@@ -52,7 +52,8 @@ fn a_nic_with_everything_comes_back_as_it_was() {
     let before = guest.state(&nic);
     assert_eq!((before.addresses.len(), before.neighbours.len(), before.qdiscs.len()), (5, 3, 1), "{before:#?}");
     let engine = guest.engine();
-    let text = r#"{"interface": {"name": "eth7", "mtu": 1400, "hardwareAddr": "02:00:00:00:aa:05", "addresses": ["10.20.0.5/24"]}}"#;
+    let text =
+        r#"{"interface": {"name": "eth7", "mtu": 1400, "hardwareAddr": "02:00:00:00:aa:05", "addresses": ["10.20.0.5/24"]}}"#;
     let one = claim("a", &[guest.name(&nic)], text);
     engine.prepare(&one, &pod_ref("a")).unwrap();
     assert!(!guest.link(&nic).is_up(), "prepare takes it down");

@@ -126,7 +126,8 @@ impl Guest {
 
     pub(crate) fn device(&self, nic: &Nic) -> Device {
         let scan = Whole.current();
-        let is_it = |d: &&Device| d.link.as_ref().is_some_and(|l| l.parent_device.as_ref().is_some_and(|p| p.name == nic.function));
+        let is_it =
+            |d: &&Device| d.link.as_ref().is_some_and(|l| l.parent_device.as_ref().is_some_and(|p| p.name == nic.function));
         scan.devices.iter().find(is_it).unwrap_or_else(|| panic!("{} is not offered: {:?}", nic.function, scan.withheld)).clone()
     }
 
