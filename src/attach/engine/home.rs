@@ -116,14 +116,22 @@ impl<'a> Home<'a> {
 
     /// The host's name for it, or, when another link has that, one that no link has: the restore says so and tries again.
     fn name_for(&mut self, device: &DeviceRecord) -> String {
-        let mut name = device.host.name.clone();
-        let mut n = 0;
-        while self.names.contains(&name) {
-            name = format!("dranic{n}");
-            n += 1;
-        }
+        let own = device.host.name.clone();
+        let name = if self.names.contains(&own) { free_name(&self.names) } else { own };
         self.names.insert(name.clone());
         name
+    }
+}
+
+/// The first of `dranic0`, `dranic1`, … that is not among `names`.
+pub(super) fn free_name(names: &BTreeSet<String>) -> String {
+    let mut n = 0;
+    loop {
+        let name = format!("dranic{n}");
+        if !names.contains(&name) {
+            return name;
+        }
+        n += 1;
     }
 }
 
