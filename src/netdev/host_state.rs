@@ -20,7 +20,7 @@ use super::{Address, LinkAddress, Neighbour, Qdisc, Route, Rule, address, link, 
 use crate::netlink::{NetlinkError, RouteSocket};
 
 pub use compare::compare;
-pub use restore::restore;
+pub use restore::{restore, restore_identity};
 
 /// `IFF_DEBUG`, `linux/if.h`.
 pub const IFF_DEBUG: u32 = 1 << 2;

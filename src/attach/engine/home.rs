@@ -47,7 +47,7 @@ impl Engine {
         (pace, deadline): (Pace, Instant),
     ) -> Released {
         let index = device.attachment.as_ref().map_or(0, |a| a.index);
-        let Some(found) = locate::find(device, index, inside) else {
+        let Some(found) = locate::in_pod(device, index, inside) else {
             return self.at_home_or_gone(device, home.links);
         };
         let name = home.name_for(device);
@@ -116,14 +116,22 @@ impl<'a> Home<'a> {
 
     /// The host's name for it, or, when another link has that, one that no link has: the restore says so and tries again.
     fn name_for(&mut self, device: &DeviceRecord) -> String {
-        let mut name = device.host.name.clone();
-        let mut n = 0;
-        while self.names.contains(&name) {
-            name = format!("dranic{n}");
-            n += 1;
-        }
+        let own = device.host.name.clone();
+        let name = if self.names.contains(&own) { free_name(&self.names) } else { own };
         self.names.insert(name.clone());
         name
+    }
+}
+
+/// The first of `dranic0`, `dranic1`, … that is not among `names`.
+pub(super) fn free_name(names: &BTreeSet<String>) -> String {
+    let mut n = 0;
+    loop {
+        let name = format!("dranic{n}");
+        if !names.contains(&name) {
+            return name;
+        }
+        n += 1;
     }
 }
 

@@ -144,6 +144,11 @@ impl Engine {
             .filter(|d| !outcomes.iter().any(|o| matches!(o, Released::Stuck(name, _) if *name == d.device)))
             .collect();
         self.note_home(claim, &home);
+        let by_itself = |d: &DeviceRecord| outcomes.iter().any(|o| matches!(o, Released::AtHome(name) if *name == d.device));
+        let returned: Vec<&DeviceRecord> = devices.iter().copied().filter(|d| by_itself(d)).collect();
+        if let Some(record) = self.ledger.get(claim).filter(|_| !returned.is_empty()) {
+            self.put_right(&record, &returned);
+        }
         outcomes
     }
 
