@@ -112,7 +112,7 @@ fn all_come_back_at_once_and_an_attach_that_fails_leaves_nothing() {
     std::fs::write(rig.at("config.yaml"), "interface: {name: taken}").unwrap();
     rig.world.occupy("taken");
     let from = rig.world.node.netns();
-    rig.world.carry(from, &pod.netns().unwrap(), "taken", "taken", 0);
+    rig.world.carry(from, &pod.netns().unwrap(), "taken", "taken", 77);
     let failed = rig.attach("nic0", pod.path(), &["--config", &rig.at("config.yaml")]);
     assert_eq!(failed.status.code(), Some(1), "{}", out(&failed));
     assert!(err(&failed).contains("the host is as it was"), "{}", err(&failed));
@@ -206,7 +206,7 @@ fn validate_reads_files_folders_and_standard_input() {
     assert!(out(&good).contains("ignored: Pod (v1) p\n") && out(&good).contains("1 configurations of dranic.dev checked"));
     let folder = validate(&["-f", dir.path().to_str().unwrap()], "");
     assert_eq!(folder.status.code(), Some(1));
-    let line = format!("{}:7:72: ResourceClaim c: spec.devices.config[0].opaque.parameters.interface.mtu: is 5; ", at("bad.yml"));
+    let line = format!("{}:7:61: ResourceClaim c: spec.devices.config[0].opaque.parameters.interface.mtu: is 5; ", at("bad.yml"));
     assert!(out(&folder).starts_with(&line), "{}", out(&folder));
     let json = validate(&["-f", "-", "-o", "json"], &claim("5"));
     let report: Value = serde_json::from_str(&out(&json)).unwrap();

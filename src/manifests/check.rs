@@ -87,7 +87,9 @@ fn of_driver(holders: &[Holder<'_>], driver: &str) -> Vec<Fault> {
     }
     let mut used: Vec<(&str, Vec<FieldError>)> = Vec::new();
     for claim in holders.iter().filter(|h| h.object.kind() != Some(Kind::Class)) {
-        for request in claim.object.requests() {
+        let requests = claim.object.requests();
+        faults.extend(of_loose(claim, &requests, driver));
+        for request in requests {
             let class = holders.iter().find(|h| h.object.kind() == Some(Kind::Class) && h.object.name() == request.class);
             let (found, errors) = of_request(class, claim, &request, driver);
             faults.extend(found);
@@ -98,6 +100,16 @@ fn of_driver(holders: &[Holder<'_>], driver: &str) -> Vec<Fault> {
         faults.extend(of_class(class, driver, &used));
     }
     faults
+}
+
+/// Faults of entries that are for no request of the claim, which nothing would read.
+fn of_loose(claim: &Holder<'_>, requests: &[Request], driver: &str) -> Vec<Fault> {
+    let is_loose = |c: &&Config<'_>| c.driver == driver && !requests.iter().any(|request| c.applies_to(&request.name));
+    let errors = |config| {
+        let (_, errors) = combined(&[config]).unwrap_or_default();
+        errors.into_iter().map(move |(error, _)| fault(config, &error, ""))
+    };
+    claim.configs.iter().filter(is_loose).flat_map(errors).collect()
 }
 
 /// Faults of what comes to apply to one request; none are looked for while an entry has a bad form. Also as they are, without a place.

@@ -102,7 +102,8 @@ fn parse(parameters: &Node) -> Result<NetworkConfig, Vec<FieldError>> {
             Ok(_) => return Err(faults),
             Err(fault) => {
                 // A fault of something whose part has been taken out (a field that is missing now) is none.
-                let of_a_part = faults.iter().any(|f| f.path.starts_with(&fault.path) && f.path != fault.path);
+                let is_below = |path: &str| path.strip_prefix(&fault.path).is_some_and(|rest| rest.starts_with(['.', '[']));
+                let of_a_part = faults.iter().any(|f| is_below(&f.path));
                 let taken_out = remove(&mut value, &fault.path);
                 if !of_a_part {
                     faults.push(fault);

@@ -110,6 +110,15 @@ config: [
 }
 
 #[test]
+fn an_entry_for_no_request_is_checked_by_itself() {
+    let text = "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c}, spec: {devices: {config: [
+        {requests: [b], opaque: {driver: dranic.dev, parameters: {interface: {mtu: 5}}}}]}}}";
+    assert_eq!(faults(text).len(), 1);
+    let tabs = "{\n\t\"kind\": \"DeviceClass\",\n\t\"apiVersion\": \"resource.k8s.io/v1\",\n\t\"metadata\": {\n\t\t\"name\": \"\\u00e4\"\n\t}\n}\n";
+    assert_eq!(report(&[tabs], &["dranic.dev"]).objects, 1, "JSON with tabs");
+}
+
+#[test]
 fn lists_json_all_versions_and_several_drivers_are_read() {
     let json = r#"{"apiVersion": "v1", "kind": "List", "items": [
         {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "p"}},
