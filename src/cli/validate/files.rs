@@ -11,11 +11,14 @@ use crate::manifests::yaml::{SyntaxError, TEXT_MAX};
 /// Most files that are read in one call.
 const FILES_MAX: usize = 10_000;
 
+/// The name of a file, and its text, or what is wrong with that.
+pub(in crate::cli) type Text = (String, Result<String, SyntaxError>);
+
 /// The texts of all files, folders and standard input that `named` names.
 ///
 /// # Errors
 /// When one can't be read; exit code 66. A file that is not UTF-8 is none of these: that is a fault of its text.
-pub(super) fn texts(named: &[PathBuf]) -> Result<Vec<(String, Result<String, SyntaxError>)>, Failure> {
+pub(super) fn texts(named: &[PathBuf]) -> Result<Vec<Text>, Failure> {
     let mut paths = Vec::new();
     for name in named {
         if name.is_dir() { paths.extend(of_folder(name)?) } else { paths.push(name.clone()) }
@@ -45,7 +48,7 @@ fn of_folder(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 ///
 /// # Errors
 /// As [`texts`].
-pub(in crate::cli) fn read(path: &Path) -> Result<(String, Result<String, SyntaxError>), Failure> {
+pub(in crate::cli) fn read(path: &Path) -> Result<Text, Failure> {
     // One byte more than is taken, so that what is too long is seen to be.
     let limit = TEXT_MAX as u64 + 1;
     let mut bytes = Vec::new();
