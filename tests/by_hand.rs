@@ -9,7 +9,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use common::{World, claim, pod_ref};
-use dranic_testbed::fabric::NodeCommand;
+use dranic::netlink::RouteSocket;
+use dranic_testbed::fabric::{self, NodeCommand};
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_dranic");
@@ -110,9 +111,8 @@ fn all_come_back_at_once_and_an_attach_that_fails_leaves_nothing() {
     rig.world.assert_unchanged(&before);
     // The kernel refuses a link whose name is taken there.
     std::fs::write(rig.at("config.yaml"), "interface: {name: taken}").unwrap();
-    rig.world.occupy("taken");
-    let from = rig.world.node.netns();
-    rig.world.carry(from, &pod.netns().unwrap(), "taken", "taken", 77);
+    let mut inside = RouteSocket::open_in(&pod.netns().unwrap()).unwrap();
+    fabric::links::create(&mut inside, "bridge", "taken").unwrap();
     let failed = rig.attach("nic0", pod.path(), &["--config", &rig.at("config.yaml")]);
     assert_eq!(failed.status.code(), Some(1), "{}", out(&failed));
     assert!(err(&failed).contains("the host is as it was"), "{}", err(&failed));
