@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::names::PodLinkName;
+use crate::netdev::ethtool::Change;
 use crate::netdev::{Address, LinkAddress, Neighbour, Route, Rule};
 
 /// One step inside (or into) the pod's namespace.
@@ -24,6 +25,11 @@ pub enum Step {
         key: String,
         /// The value.
         value: String,
+    },
+    /// Change settings of `ethtool`. Before the link goes up: a driver may restart a device that is up.
+    Ethtool {
+        /// What to change, in one request.
+        change: Change,
     },
     /// Set the link up.
     Up,
@@ -61,6 +67,8 @@ pub enum Undo {
     MoveBack,
     /// Nothing: moving the link back undoes it.
     WithMove,
+    /// Moving the link back does not undo it: the host state is restored afterwards ([`crate::netdev::host_state::restore`]).
+    Restore,
     /// Delete the policy rule, which would stay in the pod.
     DeleteRule {
         /// The rule.
@@ -74,6 +82,7 @@ impl Step {
     pub fn undo(&self) -> Undo {
         match self {
             Self::Move { .. } => Undo::MoveBack,
+            Self::Ethtool { .. } => Undo::Restore,
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
             _ => Undo::WithMove,
         }
@@ -94,6 +103,7 @@ impl Step {
         match self {
             Self::Move { .. } => "move",
             Self::Sysctl { .. } => "sysctl",
+            Self::Ethtool { .. } => "ethtool",
             Self::Up => "up",
             Self::Address { .. } => "address",
             Self::Neighbour { .. } => "neighbour",
@@ -108,6 +118,7 @@ impl Step {
         match self {
             Self::Move { name, .. } => format!("moving it into the pod as {name}"),
             Self::Sysctl { key, value } => format!("setting sysctl {key} to {value}"),
+            Self::Ethtool { change } => format!("setting {change}"),
             Self::Up => "setting it up".to_owned(),
             Self::Address { address } => format!("adding address {}/{}", address.ip, address.prefix_len),
             Self::Neighbour { neighbour } => format!("adding neighbour {}", neighbour.ip),

@@ -37,6 +37,7 @@ fn state() -> HostState {
         neighbours: vec![Neighbour::permanent(ip("10.0.0.9"), "02:00:00:00:00:09".parse().unwrap())],
         sysctls: [("ipv4/conf/rp_filter".to_owned(), "2".to_owned())].into(),
         qdiscs: vec![Qdisc { parent: u32::MAX, handle: 0x8001_0000, kind: "pfifo".into(), options: String::new() }],
+        ethtool: Ethtool::default(),
     }
 }
 
