@@ -11,7 +11,7 @@ use common::{World, claim, pod_ref, sandbox};
 use dranic::attach::AttachError;
 use dranic::ledger::Durability;
 use dranic::netdev::Ethtool;
-use dranic::netdev::ethtool::{Change, EthtoolSocket, Feature, Group, changes, differences};
+use dranic::netdev::ethtool::{Change, EthtoolSocket, Feature, Group, differences};
 use dranic::netns::Netns;
 use dranic_testbed::fabric::PodNetns;
 
@@ -208,49 +208,58 @@ fn the_program_sees_the_same_features() {
 /// A NIC with a driver of its own: rings, coalescing and flow control are there only on real hardware. `DRANIC_TEST_NIC` names one;
 /// else the first one of the driver `igb` is taken. It must be nobody's: it is restarted.
 #[test]
-fn a_real_nic_is_changed_and_given_back() {
+fn a_real_nic_is_changed_in_the_pod_and_given_back() {
     let Some(name) = real_nic() else {
         return println!("skipped: no NIC of the driver igb, and DRANIC_TEST_NIC names none");
     };
-    let netns = Netns::current().unwrap();
-    let index: u32 = std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).unwrap().trim().parse().unwrap();
-    let before = read(&netns, index);
-    println!("{name}: {before:#?}");
-    let mut wanted = before.clone();
-    halve(&mut wanted, Group::Rings, &["rx", "tx"]);
-    halve(&mut wanted, Group::Channels, &["combined"]);
-    for (group, name, value) in [(Group::Coalesce, "rxUsecs", 20), (Group::Pause, "autoneg", 0), (Group::Pause, "rx", 1)] {
-        if let Some(now) = wanted.numbers.get_mut(&group).and_then(|numbers| numbers.now.get_mut(name)) {
-            *now = value;
+    let Some(world) = World::new(0) else { return };
+    let home = Netns::current().unwrap();
+    world.carry(&home, world.node.netns(), &name, "nic0", 1001);
+    let host = on_host(&world, "nic0");
+    println!("{name}: {host:#?}");
+    let wanted = other_settings(&host);
+    let parameters = serde_json::json!({ "ethtool": wanted }).to_string();
+    println!("{parameters}");
+    assert!(wanted.as_object().unwrap().len() >= 4, "{parameters}");
+    lend(&world, &parameters, |pod| {
+        let inside = in_pod(&world, pod, "nic0");
+        for (group, settings) in wanted.as_object().unwrap() {
+            for (name, value) in settings.as_object().unwrap() {
+                let value = value.as_bool().map_or_else(|| value.as_u64().unwrap(), u64::from);
+                assert_eq!(u64::from(now(&inside, group, name)), value, "{group} {name}");
+            }
         }
-    }
-    for flag in wanted.numbers.get_mut(&Group::PrivateFlags).into_iter().flat_map(|flags| flags.now.values_mut()).take(1) {
-        *flag = 1 - *flag;
-    }
-    let gro = wanted.features.as_mut().unwrap().changeable.get_mut("rx-gro").unwrap();
-    *gro = Feature::new(!gro.wanted(), !gro.wanted());
-
-    let mut socket = EthtoolSocket::open(soon()).unwrap().unwrap();
-    let asked = changes(&before, &wanted);
-    println!("{}", asked.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"));
-    assert!(asked.len() >= 4, "{asked:?}");
-    for change in &asked {
-        assert_eq!(socket.change(index, change, soon()).unwrap(), [], "{change}");
-    }
-    assert_eq!(differences(&wanted, &read(&netns, index)), []);
-    for change in changes(&read(&netns, index), &before) {
-        assert_eq!(socket.change(index, &change, soon()).unwrap(), [], "{change}");
-    }
-    assert_eq!(differences(&before, &read(&netns, index)), []);
+    });
+    assert_eq!(differences(&host, &on_host(&world, "nic0")), []);
+    world.carry(world.node.netns(), &home, "nic0", &name, 1001);
 }
 
-fn halve(settings: &mut Ethtool, group: Group, names: &[&str]) {
-    let Some(numbers) = settings.numbers.get_mut(&group) else { return };
-    for name in names {
-        if let Some(now) = numbers.now.get_mut(*name) {
-            *now = (*now / 2).max(1);
-        }
+/// Another value for something of each group that the device has.
+fn other_settings(host: &Ethtool) -> serde_json::Value {
+    let mut all = serde_json::json!({"features": {"rx-gro": !feature(host, "rx-gro").active()}});
+    for (group, numbers) in &host.numbers {
+        let half = |name: &&str| numbers.now.get(*name).map(|now| ((*name).to_owned(), (now / 2).max(1).into()));
+        let settings: serde_json::Map<String, serde_json::Value> = match group {
+            Group::Rings => ["rx", "tx"].iter().filter_map(half).collect(),
+            Group::Channels => ["combined"].iter().filter_map(half).collect(),
+            Group::Coalesce if numbers.now.contains_key("rxUsecs") => [("rxUsecs".to_owned(), 20.into())].into_iter().collect(),
+            Group::Pause => {
+                [("autoneg", false), ("rx", true), ("tx", false)].map(|(n, on)| (n.to_owned(), on.into())).into_iter().collect()
+            }
+            Group::PrivateFlags => numbers.now.iter().take(1).map(|(name, on)| (name.clone(), (*on == 0).into())).collect(),
+            _ => continue,
+        };
+        all[group.name()] = settings.into();
     }
+    all
+}
+
+/// A value by its path below `ethtool`.
+fn now(settings: &Ethtool, group: &str, name: &str) -> u32 {
+    if group == "features" {
+        return feature(settings, name).active().into();
+    }
+    settings.numbers.iter().find(|(known, _)| known.name() == group).unwrap().1.now[name]
 }
 
 fn real_nic() -> Option<String> {
