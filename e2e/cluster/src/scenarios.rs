@@ -107,7 +107,7 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("peer-05-route-order", 60, peer::route_order, "a gateway's route before the link-scope route that it needs"),
     scenario!("peer-06-metrics", 60, peer::metrics, "metrics on localhost:9177, seen from the host's network"),
     scenario!("peer-07-mtu-mac", 60, peer::mtu_mac, "name, address, MTU and link-layer address"),
-    scenario!("peer-07-ethtool", later CONFIGURE, 90, configure::ethtool, "ethtool features by their long names"),
+    scenario!("peer-07-ethtool", 90, configure::ethtool, "ethtool features by their long names"),
     scenario!("peer-08-big-tcp", later CONFIGURE, 90, configure::big_tcp, "GSO and GRO sizes"),
     scenario!("peer-09-tc-filter", later CONFIGURE, 90, configure::tc_filter, "attributes ebpf and tcFilterNames"),
     scenario!("peer-10-tcx", later CONFIGURE, 90, configure::tcx, "attribute tcxProgramNames"),
