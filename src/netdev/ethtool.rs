@@ -124,8 +124,9 @@ impl fmt::Display for Feature {
 pub struct Features {
     /// Those that can be changed.
     pub changeable: BTreeMap<String, Feature>,
-    /// The others: on or off for good. The kernel lists every feature that it knows for every device.
-    #[serde(default)]
+    /// The others: on or off for good. The kernel lists every feature that it knows for every device. Only for planning: the record
+    /// does without.
+    #[serde(skip)]
     pub fixed: BTreeMap<String, bool>,
 }
 
