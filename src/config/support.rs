@@ -29,20 +29,7 @@ const NOT_YET: &[&str] = &[
     "interface.group",
     "interface.ipv6",
     "interface.sysctls",
-    "routes[].metric",
-    "routes[].type",
-    "routes[].onlink",
-    "routes[].mtu",
-    "routes[].advmss",
-    "rules[].fwmark",
-    "rules[].fwmask",
-    "rules[].iif",
-    "rules[].oif",
-    "rules[].suppressPrefixLength",
-    "rules[].invert",
     "vf",
-    "hostState",
-    "restore",
 ];
 
 impl NetworkConfig {

@@ -18,8 +18,8 @@ use crate::netlink::{NetlinkError, Request, RouteSocket};
 const IFLA_IFALIAS: u16 = 20;
 
 /// Puts the link with `index`, which is on the host already, back to `state`: name first, then altnames, MTU, MAC, flags,
-/// master, sysctls, `ethtool` settings, queueing, up or down, addresses, neighbours, routes. Goes on after a failure; doing it twice changes nothing.
-/// Call it on a thread in the host's namespace.
+/// master, sysctls, `ethtool` settings, queueing, up or down, addresses, neighbours, routes. Goes on after a failure; doing it
+/// twice changes nothing. Call it on a thread in the host's namespace.
 ///
 /// It waits for IPv6 duplicate address detection (up to 3 s) only where a route names such an address as its source. Rules
 /// stayed on the host and are left alone.
@@ -29,6 +29,26 @@ pub fn restore(socket: &mut RouteSocket, index: u32, state: &HostState, deadline
     match link::by_index(socket, index, deadline) {
         Ok(Some(link)) => Restorer { socket, state, link, deadline, report: &mut report, foreign: Foreign::default() }.run(),
         Ok(None) => report.failed.push(("link".into(), format!("there is no link with index {index}; is it still in a pod?"))),
+        Err(error) => report.failed.push(("link".into(), error.to_string())),
+    }
+    report
+}
+
+/// As [`restore`], but only what the link is called and what it is by itself: name, altnames, alias, MTU, transmit queue, group,
+/// link-layer address. For a link that came back to the host although the pod it was lent to still has a claim to it: it shall be found
+/// under its name, and be what prepare left.
+pub fn restore_identity(socket: &mut RouteSocket, index: u32, state: &HostState, deadline: Instant) -> RestoreReport {
+    let mut report = RestoreReport::default();
+    let state = &sound(state, &mut report);
+    match link::by_index(socket, index, deadline) {
+        Ok(Some(link)) => {
+            let mut restorer = Restorer { socket, state, link, deadline, report: &mut report, foreign: Foreign::default() };
+            restorer.name();
+            restorer.alt_names();
+            restorer.properties();
+            restorer.link_layer_address();
+        }
+        Ok(None) => report.failed.push(("link".into(), format!("there is no link with index {index}"))),
         Err(error) => report.failed.push(("link".into(), error.to_string())),
     }
     report
