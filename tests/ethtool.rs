@@ -107,6 +107,29 @@ fn what_the_pod_itself_changed_is_given_back() {
     });
 }
 
+/// What one sandbox of the pod did does not count for the next one, where the claim says otherwise.
+#[test]
+fn a_new_sandbox_gets_what_is_configured_whatever_the_old_one_did() {
+    let Some(world) = World::new(1) else { return };
+    let before = world.host_states();
+    let engine = world.engine();
+    // As it is on the host already.
+    let all = claim("a", &world.device_names(), r#"{"ethtool": {"features": {"gro": false, "tso": true}}}"#);
+    engine.prepare(&all, &pod_ref("a")).unwrap();
+    let first = world.pod("first");
+    engine.attach(&pod_ref("a").uid, &sandbox("first"), first.path(), soon()).unwrap();
+    let index = world.pod_links(&first).iter().find(|l| l.name == "nic0").unwrap().index;
+    let mut socket = EthtoolSocket::open_in(&first.netns().unwrap(), soon()).unwrap().unwrap();
+    let other = set(Group::Features, &[("rx-gro", 1), ("tx-tcp-segmentation", 0)]);
+    assert_eq!(socket.change(index, &other, soon()).unwrap(), []);
+    let second = world.pod("second");
+    engine.attach(&pod_ref("a").uid, &sandbox("second"), second.path(), soon()).unwrap();
+    let inside = in_pod(&world, &second, "nic0");
+    assert_eq!((feature(&inside, "rx-gro"), feature(&inside, "tx-tcp-segmentation")), (Feature::Off, Feature::On));
+    engine.unprepare(&all.claim).unwrap();
+    world.assert_unchanged(&before);
+}
+
 #[test]
 fn channels_are_changed_in_the_pod_and_given_back() {
     let Some(world) = World::new(1) else { return };

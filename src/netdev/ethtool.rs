@@ -124,9 +124,9 @@ impl fmt::Display for Feature {
 pub struct Features {
     /// Those that can be changed.
     pub changeable: BTreeMap<String, Feature>,
-    /// The others: on or off for good. The kernel lists every feature that it knows for every device. Only for planning: the record
-    /// does without.
-    #[serde(skip)]
+    /// The others: on or off for good. The kernel lists every feature that it knows for every device. Only for planning:
+    /// see [`Ethtool::without_fixed`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fixed: BTreeMap<String, bool>,
 }
 
@@ -159,6 +159,15 @@ impl Ethtool {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// What has to be remembered: a device has about 35 features that nobody can change, and so nobody has to give back.
+    #[must_use]
+    pub fn without_fixed(mut self) -> Self {
+        if let Some(features) = &mut self.features {
+            features.fixed.clear();
+        }
+        self
     }
 }
 

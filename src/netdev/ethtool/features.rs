@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Feature, Features};
+use super::Features;
 
 /// Names that `ethtool` has for one or several features, short and long, and which those are: one name, or all that begin with what
 /// is before the star and end with what is after it.
@@ -30,8 +30,9 @@ pub struct FeatureRefusal {
     pub reason: String,
 }
 
-/// The features to change so that `device` is as `asked`, by the kernel's names. What is so already is left out. A kernel's name
-/// says more than one that stands for several, and wins over it. Off is granted where there is nothing to switch off.
+/// The features to ask the kernel for so that `device` is as `asked`, by the kernel's names: those that can be changed, also where
+/// they are so already. A kernel's name says more than one that stands for several, and wins over it. Off is granted where there
+/// is nothing to switch off.
 ///
 /// # Errors
 /// The first name that the device does not have, or has and can't change.
@@ -51,7 +52,6 @@ pub fn resolve(asked: &BTreeMap<String, bool>, device: &Features) -> Result<BTre
         }
     }
     wanted.append(&mut single);
-    wanted.retain(|name, on| device.changeable.get(name) != Some(&Feature::new(*on, *on)));
     Ok(wanted)
 }
 
@@ -98,6 +98,7 @@ fn word(on: bool) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Feature;
     use super::*;
 
     fn device() -> Features {
@@ -136,9 +137,9 @@ mod tests {
         }
         assert_eq!(of(&[("tx", false)]).unwrap(), ["tx-checksum-ip-generic off"]);
         assert_eq!(of(&[("gro", true), ("rx-gro", true)]).unwrap(), ["rx-gro on"]);
-        // The kernel's name wins, and what is so already is left alone.
-        assert_eq!(of(&[("tso", false), ("tx-tcp6-segmentation", true)]).unwrap(), tso[..2]);
-        assert_eq!(of(&[("tso", true)]).unwrap(), ["tx-tcp-ecn-segmentation on"]);
+        // The kernel's name wins.
+        let both = of(&[("tso", false), ("tx-tcp6-segmentation", true)]).unwrap();
+        assert_eq!(both, [tso[0], tso[1], "tx-tcp6-segmentation on"]);
         assert_eq!(of(&[("gso", true)]).unwrap(), ["tx-generic-segmentation on"]);
         // As for the program: one that is on for good does not keep the others from being switched off.
         let mut device = device();
