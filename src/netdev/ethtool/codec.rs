@@ -115,7 +115,7 @@ mod tests {
         bytes.chunks(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap())).collect()
     }
 
-    /// `ethtool --debug 0xff` shows the same bytes.
+    /// `ethtool --debug 0xff` shows the same attributes.
     #[test]
     fn requests_are_those_of_the_header_file() {
         let rings = change_request(7, &change(Group::Rings, &[("rx", 256), ("txPush", 1)])).unwrap();
