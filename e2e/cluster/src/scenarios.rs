@@ -1,6 +1,7 @@
 //! All scenarios, in the order they run.
 
 mod absent;
+mod admission;
 mod basic;
 mod blocked;
 mod configure;
@@ -139,6 +140,12 @@ pub(crate) const ALL: &[Scenario] = &[
     ),
     scenario!("peer-22-whereabouts", later CONFIGURE, 240, webhook::whereabouts, "a profile whose address comes from a webhook"),
     scenario!("peer-23-webhook", later CONFIGURE, 240, webhook::provider, "attributes and device configuration from a webhook"),
+    scenario!(
+        "config-policy",
+        120,
+        admission::config_policy,
+        "claims, templates and classes of a wrong form are refused when made"
+    ),
     scenario!("rdma", later RDMA, 90, rdma::moves, "an RDMA device moves with its NIC"),
     scenario!("node-not-blocked", 240, blocked::node_not_blocked, "32 NICs: the runtime's time, and a pod beside it"),
     scenario!("pod-128-nics", 240, blocked::pod_128_nics, "four claims of 32 in one pod, three times in a row"),

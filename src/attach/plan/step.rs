@@ -81,6 +81,25 @@ pub enum Undo {
     },
 }
 
+impl Undo {
+    /// This undo in words.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match self {
+            Self::MoveBack => "moving it back to the host, under its name there".to_owned(),
+            Self::WithMove => "nothing: it goes when the link is moved back".to_owned(),
+            Self::DeleteRule { rule } => format!("deleting rule{} of the pod", rule_words(rule)),
+            Self::DeleteRoute { route } => format!("deleting route {} of the pod in table {}", route.destination, route.table),
+        }
+    }
+}
+
+fn rule_words(rule: &Rule) -> String {
+    let from = rule.source.map(|s| format!(" from {s}")).unwrap_or_default();
+    let to = rule.destination.map(|d| format!(" to {d}")).unwrap_or_default();
+    format!("{from}{to} lookup {}", rule.table)
+}
+
 impl Step {
     /// What undoes this step.
     #[must_use]
@@ -122,7 +141,11 @@ impl Step {
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
-            Self::Move { name, .. } => format!("moving it into the pod as {name}"),
+            Self::Move { name, mtu, address } => {
+                let mtu = mtu.map(|mtu| format!(", with an MTU of {mtu} bytes")).unwrap_or_default();
+                let address = address.as_ref().map(|address| format!(", with address {address}")).unwrap_or_default();
+                format!("moving it into the pod as {name}{mtu}{address}")
+            }
             Self::Sysctl { key, value } => format!("setting sysctl {key} to {value}"),
             Self::Ethtool { change } => format!("setting {change}"),
             Self::Up => "setting it up".to_owned(),
@@ -133,11 +156,7 @@ impl Step {
                 let metric = route.metric.map(|m| format!(" metric {m}")).unwrap_or_default();
                 format!("adding route {}{via}{metric} in table {}", route.destination, route.table)
             }
-            Self::Rule { rule } => {
-                let from = rule.source.map(|s| format!(" from {s}")).unwrap_or_default();
-                let to = rule.destination.map(|d| format!(" to {d}")).unwrap_or_default();
-                format!("adding rule{from}{to} lookup {}", rule.table)
-            }
+            Self::Rule { rule } => format!("adding rule{}", rule_words(rule)),
         }
     }
 }
