@@ -9,11 +9,12 @@ mod sound;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::address::IFA_F_TENTATIVE;
+use super::bpf::{self, Programs};
 use super::link::{IFF_ALLMULTI, IFF_PROMISC, IFF_UP};
 use super::rule::{ACTION_TO_TABLE, TABLE_DEFAULT};
 use super::{Address, LinkAddress, Neighbour, Qdisc, Route, Rule, address, link, neighbour, qdisc, route, rule, sysctl};
@@ -30,6 +31,9 @@ pub const IFF_NOARP: u32 = 1 << 7;
 pub const IFF_MULTICAST: u32 = 1 << 12;
 /// `IFF_DYNAMIC`, `linux/if.h`.
 pub const IFF_DYNAMIC: u32 = 1 << 15;
+
+/// How long looking at one link's programs may take.
+const LOOK: Duration = Duration::from_secs(10);
 
 /// The flags that are recorded and given back, with their names.
 const FLAGS: [(u32, &str); 7] = [
@@ -88,9 +92,13 @@ pub struct HostState {
     pub neighbours: Vec<Neighbour>,
     /// Per-link sysctls: [`super::sysctl::read_all`].
     pub sysctls: BTreeMap<String, String>,
-    /// Queueing disciplines that somebody chose: [`super::qdisc`]. Their classes and filters are not recorded.
+    /// Queueing disciplines that somebody chose: [`super::qdisc`]. Of their classes and filters only those on ingress and clsact are
+    /// recorded, in `programs`.
     #[serde(default)]
     pub qdiscs: Vec<Qdisc>,
+    /// eBPF programs and filters: [`super::bpf`]. [`restore`] leaves them; [`bpf::give_back`] puts them back.
+    #[serde(default, skip_serializing_if = "Programs::is_empty")]
+    pub programs: Programs,
 }
 
 impl HostState {
@@ -156,8 +164,8 @@ impl Snapshot {
         })
     }
 
-    /// The host state of the link with `index`; none when there is no such link. Reads the link's sysctls, so call it on a
-    /// thread in the snapshot's namespace. IPv6 link-local addresses that the kernel made itself are left out: it makes them
+    /// The host state of the link with `index`; none when there is no such link. Reads the link's sysctls and programs, so call it
+    /// on a thread in the snapshot's namespace. IPv6 link-local addresses that the kernel made itself are left out: it makes them
     /// again when the link comes up. So are kernel-made routes that adding the addresses brings back, and temporary (privacy)
     /// addresses, which come and go.
     #[must_use]
@@ -168,6 +176,7 @@ impl Snapshot {
             BTreeMap::new()
         });
         let (routes, rules) = self.routes_and_rules(index, &link.name);
+        let qdiscs = of_link(&self.qdiscs, index);
         Some(HostState {
             index,
             name: link.name.clone(),
@@ -186,7 +195,8 @@ impl Snapshot {
             rules,
             neighbours: sorted(of_link(&self.neighbours, index)),
             sysctls,
-            qdiscs: of_link(&self.qdiscs, index),
+            programs: bpf::read(link, &qdiscs, Instant::now() + LOOK),
+            qdiscs,
         })
     }
 

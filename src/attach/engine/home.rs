@@ -131,7 +131,7 @@ pub(super) fn rules_of(device: &DeviceRecord) -> Vec<Rule> {
     let undo = device.plan.steps.iter().rev().map(Step::undo);
     undo.filter_map(|undo| match undo {
         Undo::DeleteRule { rule } => Some(rule),
-        Undo::MoveBack | Undo::WithMove => None,
+        Undo::AttachPrograms | Undo::MoveBack | Undo::WithMove => None,
     })
     .collect()
 }

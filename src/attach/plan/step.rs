@@ -9,6 +9,11 @@ use crate::netdev::{Address, LinkAddress, Neighbour, Route, Rule};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "camelCase")]
 pub enum Step {
+    /// Take the host's eBPF programs off the link. Prepare does that, when the link is down and still on the host.
+    DetachPrograms {
+        /// Which, in words.
+        programs: Vec<String>,
+    },
     /// Move the link into the pod under this name.
     Move {
         /// Name in the pod.
@@ -57,6 +62,9 @@ pub enum Step {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "undo", rename_all = "camelCase")]
 pub enum Undo {
+    /// Attach the programs again, once the link is on the host: those that are attached directly, and those whose link is held by a file,
+    /// by a new link in that file.
+    AttachPrograms,
     /// Move the link back to the host under its host name; what hung on the link in the pod goes with that.
     MoveBack,
     /// Nothing: moving the link back undoes it.
@@ -73,6 +81,7 @@ impl Step {
     #[must_use]
     pub fn undo(&self) -> Undo {
         match self {
+            Self::DetachPrograms { .. } => Undo::AttachPrograms,
             Self::Move { .. } => Undo::MoveBack,
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
             _ => Undo::WithMove,
@@ -92,6 +101,7 @@ impl Step {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
+            Self::DetachPrograms { .. } => "detachPrograms",
             Self::Move { .. } => "move",
             Self::Sysctl { .. } => "sysctl",
             Self::Up => "up",
@@ -106,6 +116,7 @@ impl Step {
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
+            Self::DetachPrograms { programs } => format!("taking off its eBPF programs: {}", programs.join("; ")),
             Self::Move { name, .. } => format!("moving it into the pod as {name}"),
             Self::Sysctl { key, value } => format!("setting sysctl {key} to {value}"),
             Self::Up => "setting it up".to_owned(),

@@ -1,6 +1,7 @@
 //! The kernel's bytes as a [`Link`]. Read here and not by the packet crate, because there one attribute of unknown shape, or a
 //! name that is not UTF-8, costs the whole link (any bytes but `/`, NUL and blanks are a legal name), and unknown `ARPHRD_*` are lost.
 
+use super::super::bpf::{IFLA_XDP, Xdp};
 use super::{Link, LinkAddress, ParentDevice};
 use crate::netlink::decode::{attributes, find, read_u16, read_u32, text};
 
@@ -60,6 +61,7 @@ fn take(link: &mut Link, kind: u16, value: &[u8]) {
         IFLA_IFALIAS => link.alias = Some(text(value)),
         IFLA_PHYS_PORT_NAME => link.phys_port_name = Some(text(value)),
         IFLA_LINKINFO => link.kind = find(value, IFLA_INFO_KIND).map(text),
+        IFLA_XDP => link.xdp = Xdp::parse(value),
         IFLA_PROP_LIST => {
             link.alt_names = attributes(value).filter(|(kind, _)| *kind == IFLA_ALT_IFNAME).map(|(_, name)| text(name)).collect();
         }
