@@ -17,7 +17,9 @@ use common::{World, claim, deadline, pod_ref, sandbox};
 use dranic::attach::engine::Observed;
 use dranic::attach::{Engine, Step};
 use dranic::dra::resolve::ResolvedClaim;
-use dranic::netdev::bpf::{Programs, read, sys};
+use dranic::inventory::sysfs::Sysfs;
+use dranic::inventory::{Attribute, ScanOptions, watch};
+use dranic::netdev::bpf::{Filter, Programs, read, sys};
 use dranic::netdev::host_state::compare;
 use dranic::netdev::{HostState, link, qdisc};
 use dranic::netlink::RouteSocket;
@@ -142,56 +144,233 @@ fn seen(netns: &Netns, nic: &str) -> Vec<String> {
     let found = programs(netns, nic);
     assert_eq!(found.unread, None);
     let attached = found.attached.iter().map(|a| format!("{} {}", a.place, a.program.name));
-    attached.chain(found.filters.iter().map(|f| format!("filter {}", f.name))).collect()
+    let program = |f: &Filter| f.program.as_ref().map(|program| program.name.clone()).unwrap_or_default();
+    attached.chain(found.filters.iter().map(|f| format!("filter {} {}", f.name, program(f)))).collect()
 }
 
+/// What [`furnish`] puts on nic0.
 const ALL: [&str; 8] = [
     "tcx ingress first",
     "tcx ingress second",
     "tcx ingress third",
     "tcx egress out",
     "xdp generic early",
-    "filter in:[*fsobj]",
-    "filter in:[*fsobj]",
-    "filter out:[*fsobj]",
+    "filter for-tc:[*fsobj] in",
+    "filter for-tc:[*fsobj] in2",
+    "filter for-tc:[*fsobj] out2",
 ];
 
-/// Everything at once on nic0. Nobody but the kernel (and a file, for the link) keeps it.
+/// Everything at once on nic0. Nobody but the kernel (and a file, for the links) keeps it.
 fn furnish(rig: &Rig) {
-    for (name, verdict) in [("first", -1), ("second", -1)] {
-        rig.tcx("nic0", sys::TCX_INGRESS, &load(SCHED_CLS, name, verdict));
+    for name in ["first", "second"] {
+        rig.tcx("nic0", sys::TCX_INGRESS, &load(SCHED_CLS, name, -1));
     }
-    let link = rig.by_link("nic0", sys::TCX_INGRESS, &load(SCHED_CLS, "third", -1));
-    rig.bpffs.pin(&link, "third_link");
-    let link = rig.by_link("nic0", sys::TCX_EGRESS, &load(SCHED_CLS, "out", -1));
-    rig.bpffs.pin(&link, "out_link");
+    for (place, name) in [(sys::TCX_INGRESS, "third"), (sys::TCX_EGRESS, "out")] {
+        rig.bpffs.pin(&rig.by_link("nic0", place, &load(SCHED_CLS, name, -1)), name);
+    }
     rig.xdp("nic0", &load(XDP, "early", 2));
     rig.run("tc qdisc add dev nic0 clsact");
     rig.filter("nic0", "ingress prio 10 protocol ip handle 0x7 bpf direct-action", &load(SCHED_CLS, "in", 0));
     rig.filter("nic0", "ingress prio 20 bpf classid 1:2", &load(SCHED_CLS, "in2", 0));
     rig.filter("nic0", "egress prio 10 chain 5 bpf direct-action", &load(SCHED_CLS, "out2", 0));
+    assert_eq!(rig.seen("nic0"), ALL);
 }
 
 #[test]
 fn everything_comes_off_and_back() {
     let Some(rig) = Rig::new(2) else { return };
     furnish(&rig);
-    println!("{:#?}", rig.seen("nic0"));
     let before = rig.world.host_states();
-    println!("{:#?}", before["nic0"].programs);
-    println!("{:#?}", before["nic0"].qdiscs);
     let engine = rig.engine();
     let claim = rig.off();
     let record = engine.prepare(&claim, &pod_ref("a")).unwrap();
-    println!("{:?}", rig.bpffs.files());
-    println!("{:#?}", record.devices[0].plan.steps[0]);
+    let nic0 = record.devices.iter().find(|device| device.host.name == "nic0").unwrap();
+    let Step::DetachPrograms { programs } = &nic0.plan.steps[0] else { panic!("{:?}", nic0.plan.steps) };
+    assert_eq!(programs.len(), 8, "{programs:#?}");
+    // The filters go with the move, not before.
+    assert_eq!(rig.seen("nic0"), &ALL[5..]);
+    assert_eq!(rig.kept().len(), 8);
+    engine.prepare(&claim, &pod_ref("a")).unwrap();
+
     let pod = rig.world.pod("a");
     engine.attach(&pod_ref("a").uid, &sandbox("a"), pod.path(), soon()).unwrap();
     assert_eq!(seen(&pod.netns().unwrap(), "nic0"), [""; 0]);
+    // Another agent takes over.
     drop(engine);
     let engine = rig.engine();
-    engine.release(&pod_ref("a").uid, &sandbox("a"));
+    assert_eq!(engine.release(&pod_ref("a").uid, &sandbox("a")).len(), 2);
+    assert_eq!(rig.seen("nic0"), [""; 0]);
     engine.unprepare(&claim.claim).unwrap();
-    println!("{:#?}", rig.seen("nic0"));
     rig.assert_given_back(&before);
+    assert_eq!(rig.seen("nic0"), ALL);
+    // The new links work for whoever finds them by their files.
+    let link = sys::open_pin(&rig.bpffs.path().join("third")).unwrap();
+    assert_eq!(sys::link_info(&link).unwrap().index, rig.index("nic0"));
+    sys::detach_link(&link).unwrap();
+    assert!(!rig.seen("nic0").contains(&ALL[2].to_owned()));
+}
+
+#[test]
+fn without_the_wish_only_what_the_move_takes_is_put_back() {
+    let Some(rig) = Rig::new(1) else { return };
+    furnish(&rig);
+    let before = rig.world.host_states();
+    let engine = rig.engine();
+    let claim = claim("a", &rig.world.device_names(), "");
+    engine.prepare(&claim, &pod_ref("a")).unwrap();
+    assert_eq!(rig.kept().len(), 3, "those of the filters");
+    let pod = rig.world.pod("a");
+    engine.attach(&pod_ref("a").uid, &sandbox("a"), pod.path(), soon()).unwrap();
+    // What the kernel does: TCX and XDP survive a move, links too; disciplines and their filters do not.
+    assert_eq!(seen(&pod.netns().unwrap(), "nic0"), &ALL[..5]);
+    drop(engine);
+    let engine = rig.engine();
+    let _ = engine.release(&pod_ref("a").uid, &sandbox("a"));
+    engine.unprepare(&claim.claim).unwrap();
+    rig.assert_given_back(&before);
+    assert_eq!(rig.seen("nic0"), ALL);
+}
+
+/// Without a bpffs the programs last as long as the agent.
+#[test]
+fn programs_that_nobody_kept_are_told() {
+    let Some(rig) = Rig::new(1) else { return };
+    rig.tcx("nic0", sys::TCX_INGRESS, &load(SCHED_CLS, "first", -1));
+    rig.xdp("nic0", &load(XDP, "early", 2));
+    let before = rig.world.host_states();
+    let start = |rig: &Rig| {
+        let told = rig.told.clone();
+        let engine = rig.world.engine().with_observer(Arc::new(move |seen| told.lock().unwrap().push(seen.what)));
+        engine.recover();
+        engine
+    };
+    let claim = rig.off();
+    let engine = start(&rig);
+    engine.prepare(&claim, &pod_ref("a")).unwrap();
+    engine.unprepare(&claim.claim).unwrap();
+    rig.assert_given_back(&before);
+
+    engine.prepare(&claim, &pod_ref("a")).unwrap();
+    drop(engine);
+    start(&rig).unprepare(&claim.claim).unwrap();
+    let failed = rig.not_restored();
+    assert_eq!(failed.len(), 2, "{failed:?}");
+    assert!(failed[0].0.starts_with("tcx ingress first") && failed[0].1.contains("bpffs"), "{failed:?}");
+    assert!(failed[1].0.starts_with("xdp generic early"), "{failed:?}");
+    let what: Vec<String> = compare(&before["nic0"], &rig.world.host_states()["nic0"]).into_iter().map(|d| d.what).collect();
+    assert_eq!(what, ["tcx ingress", "xdp generic"]);
+}
+
+#[test]
+fn links_of_processes_and_filters_of_other_kinds_are_told() {
+    let Some(rig) = Rig::new(1) else { return };
+    let held = rig.by_link("nic0", sys::TCX_INGRESS, &load(SCHED_CLS, "held", -1));
+    let xdp = rig.by_link("nic0", sys::XDP, &load(XDP, "early", 2));
+    rig.run("tc qdisc add dev nic0 ingress");
+    rig.run("tc filter add dev nic0 ingress prio 30 protocol ip u32 match ip dst 192.0.2.1/32 flowid 1:1");
+    let before = rig.world.host_states();
+    let engine = rig.engine();
+    let claim = rig.off();
+    let pod = rig.world.pod("a");
+    engine.prepare(&claim, &pod_ref("a")).unwrap();
+    assert_eq!(rig.seen("nic0"), [""; 0]);
+    engine.attach(&pod_ref("a").uid, &sandbox("a"), pod.path(), soon()).unwrap();
+    let _ = engine.release(&pod_ref("a").uid, &sandbox("a"));
+    engine.unprepare(&claim.claim).unwrap();
+    let failed = rig.not_restored();
+    let what: Vec<&str> = failed.iter().map(|(what, _)| what.split(" (").next().unwrap()).collect();
+    assert_eq!(what, ["filter u32 ingress pref 30", "tcx ingress held", "xdp generic early"], "{failed:?}");
+    assert!(failed[1].1.contains("owner has to attach it again"), "{failed:?}");
+    // That is all that differs; the discipline is back.
+    assert_eq!(compare(&before["nic0"], &rig.world.host_states()["nic0"]).len(), 3);
+    assert!([held, xdp].iter().all(|link| sys::link_info(link).unwrap().index == 0));
+}
+
+#[test]
+fn what_owners_did_with_their_files_meanwhile_is_respected() {
+    let Some(rig) = Rig::new(1) else { return };
+    for (name, place) in [("gone", sys::TCX_INGRESS), ("new", sys::TCX_EGRESS)] {
+        rig.bpffs.pin(&rig.by_link("nic0", place, &load(SCHED_CLS, name, -1)), name);
+    }
+    rig.bpffs.pin(&rig.by_link("nic0", sys::XDP, &load(XDP, "early", 2)), "early");
+    let engine = rig.engine();
+    let claim = rig.off();
+    engine.prepare(&claim, &pod_ref("a")).unwrap();
+    std::fs::remove_file(rig.bpffs.path().join("gone")).unwrap();
+    std::fs::remove_file(rig.bpffs.path().join("new")).unwrap();
+    rig.bpffs.pin(&rig.by_link("nic0", sys::TCX_EGRESS, &load(SCHED_CLS, "newer", -1)), "new");
+    engine.unprepare(&claim.claim).unwrap();
+    assert_eq!(rig.not_restored(), []);
+    assert_eq!(rig.seen("nic0"), ["tcx egress newer", "xdp generic early"]);
+    assert_eq!(rig.bpffs.files().iter().filter(|f| !f.ends_with(".debug")).collect::<Vec<_>>(), ["early", "new"]);
+}
+
+/// The number of a link's network link is one in its own namespace.
+#[test]
+fn a_link_with_our_index_in_another_namespace_is_left_alone() {
+    let Some(rig) = Rig::new(2) else { return };
+    let pod = rig.world.pod("other");
+    let index = rig.index("nic0");
+    rig.world.carry(rig.world.node.netns(), &pod.netns().unwrap(), "nic1", "eth1", index);
+    let (ours, theirs) = (load(XDP, "ours", 2), load(XDP, "theirs", 2));
+    let there =
+        |program: &OwnedFd| pod.netns().unwrap().run(|| sys::create_link(program, index, sys::XDP, GENERIC)).unwrap().unwrap();
+    let other = there(&theirs);
+    rig.bpffs.pin(&other, "theirs");
+    let tcx = load(SCHED_CLS, "both", -1);
+    pod.netns().unwrap().run(|| sys::attach(&tcx, index, sys::TCX_INGRESS)).unwrap().unwrap();
+    rig.tcx("nic0", sys::TCX_INGRESS, &tcx);
+    rig.bpffs.pin(&rig.by_link("nic0", sys::XDP, &ours), "ours");
+    let before = rig.world.host_states();
+    let engine = rig.engine();
+    let claim = rig.off();
+    engine.prepare(&claim, &pod_ref("a")).unwrap();
+    assert_eq!(rig.seen("nic0"), [""; 0]);
+    assert_eq!(seen(&pod.netns().unwrap(), "eth1"), ["tcx ingress both", "xdp generic theirs"]);
+    engine.unprepare(&claim.claim).unwrap();
+    rig.assert_given_back(&before);
+
+    // The same program in both: nothing tells which link is whose.
+    drop(other);
+    std::fs::remove_file(rig.bpffs.path().join("theirs")).unwrap();
+    let _other = there(&ours);
+    let error = engine.prepare(&claim, &pod_ref("a")).unwrap_err().to_string();
+    assert!(
+        error.contains("interface.disableEbpfPrograms: xdp generic ours") && error.contains("which is ours can't be told"),
+        "{error}"
+    );
+    assert_eq!(seen(&pod.netns().unwrap(), "eth1"), ["tcx ingress both", "xdp generic ours"]);
+    rig.world.assert_unchanged(&before);
+}
+
+#[test]
+fn who_attaches_programs_again_at_once_is_told_so() {
+    let Some(rig) = Rig::new(1) else { return };
+    rig.tcx("nic0", sys::TCX_INGRESS, &load(SCHED_CLS, "first", -1));
+    let before = rig.world.host_states();
+    let engine = rig.engine();
+    let claim = rig.off();
+    engine.prepare(&claim, &pod_ref("a")).unwrap();
+    rig.tcx("nic0", sys::TCX_EGRESS, &load(SCHED_CLS, "eager", -1));
+    let error = engine.prepare(&claim, &pod_ref("a")).unwrap_err().to_string();
+    assert!(error.contains("tcx egress eager") && error.contains("can't keep it off"), "{error}");
+    engine.unprepare(&claim.claim).unwrap();
+    assert_eq!(rig.not_restored(), []);
+    assert_eq!(rig.seen("nic0"), ["tcx ingress first", "tcx egress eager"]);
+    assert_eq!(compare(&before["nic0"], &rig.world.host_states()["nic0"]).len(), 1);
+}
+
+#[test]
+fn devices_tell_what_is_on_them() {
+    let Some(rig) = Rig::new(2) else { return };
+    furnish(&rig);
+    let options = ScanOptions { offer_veth: true, ..ScanOptions::default() };
+    let scan = rig.on_host(|| watch::once(&Sysfs::new("/sys"), options)).unwrap();
+    let of = |nic: &str| scan.devices.iter().find(|d| d.link.as_ref().is_some_and(|l| l.name == nic)).unwrap().attributes.clone();
+    let text = |text: &str| Some(Attribute::String(text.to_owned()));
+    assert_eq!(of("nic0").get("ebpf"), Some(&Attribute::Bool(true)));
+    assert_eq!(of("nic0").get("tcFilterNames").cloned(), text("for-tc:[*fsobj]"));
+    assert_eq!(of("nic0").get("tcxProgramNames").cloned(), text("first,out,second,third"));
+    assert_eq!(of("nic1").get("ebpf"), Some(&Attribute::Bool(false)));
+    assert!(!of("nic1").contains_key("tcFilterNames") && !of("nic1").contains_key("tcxProgramNames"));
 }

@@ -146,6 +146,8 @@ pub struct Snapshot {
     pub neighbours: Vec<(u32, Neighbour)>,
     /// [`super::qdisc::list`].
     pub qdiscs: Vec<(u32, Qdisc)>,
+    /// [`bpf::glance`] at links, by index: only for the inventory. [`Self::host_state`] looks itself.
+    pub programs: BTreeMap<u32, Programs>,
 }
 
 impl Snapshot {
@@ -161,6 +163,7 @@ impl Snapshot {
             rules: rule::list(socket, deadline)?,
             neighbours: neighbour::list(socket, deadline)?,
             qdiscs: qdisc::list(socket, deadline)?,
+            programs: BTreeMap::new(),
         })
     }
 

@@ -218,3 +218,87 @@ pub(super) fn add_request(index: u32, filter: &Filter, program: Option<&impl AsF
     message.attributes.push(TcAttribute::Other(DefaultNla::new(TCA_OPTIONS | NESTED, options)));
     Request { message: RouteNetlinkMessage::NewTrafficFilter(message), flags: NLM_F_CREATE | NLM_F_EXCL }
 }
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_core::Emitable;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn body(filter: &Filter) -> Vec<u8> {
+        let RouteNetlinkMessage::NewTrafficFilter(message) = add_request(7, filter, None::<&std::fs::File>).message else {
+            panic!()
+        };
+        let mut bytes = vec![0; message.buffer_len()];
+        message.emit(&mut bytes);
+        bytes
+    }
+
+    fn classic(instructions: &[u8]) -> String {
+        let attribute = |kind, value: &[u8]| (kind, raw::bytes(&DefaultNla::new(kind, value.to_vec())));
+        raw::to_hex(vec![attribute(TCA_BPF_OPS_LEN, &1_u16.to_ne_bytes()), attribute(TCA_BPF_OPS, instructions)])
+    }
+
+    fn filter() -> impl Strategy<Value = Filter> {
+        let numbers = (any::<u16>(), any::<u16>(), 1_u32.., any::<u32>(), any::<Option<u32>>(), 0..=WISHES);
+        (numbers, any::<bool>(), "[a-z:/]{0,20}", any::<[u8; 8]>()).prop_map(|(numbers, direct, name, instructions)| {
+            let (priority, protocol, handle, chain, class_id, hardware) = numbers;
+            let classic = classic(&instructions);
+            Filter {
+                parent: INGRESS,
+                priority,
+                protocol,
+                handle,
+                chain,
+                name,
+                direct,
+                class_id,
+                hardware,
+                program: None,
+                classic,
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn round_trip(filter in filter()) {
+            prop_assert!(filter.is_sound());
+            prop_assert_eq!(parse(&body(&filter), INGRESS), Some(Found::Ours(filter)));
+        }
+
+        #[test]
+        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..120)) {
+            let _ = parse(&bytes, EGRESS);
+        }
+    }
+
+    #[test]
+    fn what_we_can_not_make_again_is_said_in_words() {
+        let mut bytes = vec![0; HEADER];
+        bytes[4] = 7;
+        bytes[8] = 1;
+        bytes[18] = 10;
+        bytes.extend(raw::bytes(&DefaultNla::new(TCA_KIND, b"u32\0".to_vec())));
+        assert_eq!(parse(&bytes, INGRESS), Some(Found::Nothing), "the head of a priority has no options");
+        bytes.extend(raw::bytes(&DefaultNla::new(TCA_OPTIONS, vec![0; 4])));
+        assert_eq!(parse(&bytes, EGRESS), Some(Found::Other("filter u32 egress pref 10".to_owned())));
+        bytes[4..8].fill(0xff);
+        assert_eq!(parse(&bytes, INGRESS), Some(Found::Nothing), "a block is not the link's");
+    }
+
+    #[test]
+    fn damaged_records_are_refused() {
+        let text = r#"{"parent": 4294967282, "priority": 1, "protocol": 3, "handle": 1}"#;
+        let good: Filter = serde_json::from_str(text).unwrap();
+        assert!(good.is_sound());
+        for bad in [
+            Filter { name: "x".repeat(NAME), ..good.clone() },
+            Filter { name: "a\0b".to_owned(), ..good.clone() },
+            Filter { classic: "0".to_owned(), ..good },
+        ] {
+            assert!(!bad.is_sound(), "{bad:?}");
+        }
+    }
+}

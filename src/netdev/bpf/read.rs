@@ -26,6 +26,17 @@ pub fn read(link: &Link, qdiscs: &[Qdisc], deadline: Instant) -> Programs {
     reader.found
 }
 
+/// As [`read`], but without what takes a look at the whole system: XDP, and which link or file holds a program.
+#[must_use]
+pub fn glance(link: &Link, qdiscs: &[Qdisc], deadline: Instant) -> Programs {
+    let mut reader = Reader { index: link.index, deadline, found: Programs::default() };
+    reader.tcx(Place::TcxIngress);
+    reader.tcx(Place::TcxEgress);
+    reader.filters(qdiscs);
+    reader.names();
+    reader.found
+}
+
 struct Reader {
     index: u32,
     deadline: Instant,

@@ -89,3 +89,18 @@ pub(super) fn detach_request(index: u32, place: Place, program: &impl AsFd) -> R
 pub(super) fn attach_request(index: u32, place: Place, program: &impl AsFd) -> Request {
     request(index, program.as_fd().as_raw_fd(), place.xdp_flags() | IF_NONE, None)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_mode_has_its_own() {
+        let number = |kind, value: u32| raw::bytes(&DefaultNla::new(kind, value.to_ne_bytes().to_vec()));
+        let value = [number(IFLA_XDP_DRV_PROG_ID, 5), number(IFLA_XDP_SKB_PROG_ID, 0), number(IFLA_XDP_HW_PROG_ID, 7)].concat();
+        let xdp = Xdp::parse(&value);
+        assert_eq!(xdp, Xdp { native: Some(5), generic: None, offload: Some(7) });
+        assert_eq!(xdp.programs().collect::<Vec<_>>(), [(Place::XdpNative, 5), (Place::XdpOffload, 7)]);
+        assert_eq!(Xdp::parse(&[2, 0, 2, 0, 0]), Xdp::default());
+    }
+}

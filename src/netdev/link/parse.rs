@@ -139,6 +139,8 @@ mod tests {
             attribute(IFLA_PARENT_DEV_BUS_NAME, b"pci\0"),
             attribute(IFLA_LINKINFO | nested, &attribute(IFLA_INFO_KIND, b"ipoib\0")),
             attribute(IFLA_PROP_LIST | nested, &props),
+            // IFLA_XDP_DRV_PROG_ID.
+            attribute(IFLA_XDP | nested, &attribute(5, &9u32.to_ne_bytes())),
         ]);
         let want = Link {
             index: 7,
@@ -161,6 +163,7 @@ mod tests {
             tx_queue_len: Some(256),
             group: 5,
             phys_port_name: Some("p0".into()),
+            xdp: Xdp { native: Some(9), ..Xdp::default() },
         };
         assert_eq!(parse(&bytes), Some(want));
     }
