@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::kept::{self, Open};
 use super::{Engine, KernelError, Observed, locate, look_deadline, micros_since};
+use crate::config::Restore;
 use crate::crash;
 use crate::inventory::HardwareId;
 use crate::ledger::{ClaimRecord, DeviceRecord};
@@ -54,10 +55,11 @@ fn restore_here(record: &ClaimRecord, kept: &Open) -> Result<Vec<Failed>, Kernel
             continue;
         };
         let (start, deadline) = (Instant::now(), look_deadline());
-        let mut report = host_state::restore(&mut socket, found.index, &device.host, deadline);
+        let minimal = (device.plan.restore == Restore::Minimal).then(|| device.host.of_link_only());
+        let state = minimal.as_ref().unwrap_or(&device.host);
+        let mut report = host_state::restore(&mut socket, found.index, state, deadline);
         let open = |id: u32| kept.get(&id).map(|program| &**program);
-        let (programs, all) = (&device.host.programs, kept::takes_off(device));
-        bpf::give_back(&mut socket, found.index, programs, all, open, deadline, &mut report);
+        bpf::give_back(&mut socket, found.index, &state.programs, kept::takes_off(device), open, deadline, &mut report);
         for (what, why) in &report.failed {
             tracing::warn!(claim = %record.claim, device = %device.device, link = %device.host.name, what, why, "not restored");
         }
