@@ -344,6 +344,33 @@ fn a_link_with_our_index_in_another_namespace_is_left_alone() {
 }
 
 #[test]
+fn what_the_pod_attached_does_not_come_along() {
+    let Some(rig) = Rig::new(2) else { return };
+    rig.tcx("nic0", sys::TCX_INGRESS, &load(SCHED_CLS, "hosts", -1));
+    let before = rig.world.host_states();
+    let engine = rig.engine();
+    for (name, parameters, stays) in [("a", "", &["tcx ingress hosts"][..]), ("b", OFF, &[])] {
+        let claim = claim(name, &rig.world.device_names(), parameters);
+        engine.prepare(&claim, &pod_ref(name)).unwrap();
+        let pod = rig.world.pod(name);
+        engine.attach(&pod_ref(name).uid, &sandbox(name), pod.path(), soon()).unwrap();
+        let netns = pod.netns().unwrap();
+        let mut inside = RouteSocket::open_in(&netns).unwrap();
+        let index = link::by_name(&mut inside, "nic0", deadline()).unwrap().unwrap().index;
+        let attach = || {
+            sys::attach(&load(SCHED_CLS, "pods", -1), index, sys::TCX_EGRESS).unwrap();
+            sys::create_link(&load(XDP, "link", 2), index, sys::XDP, GENERIC).unwrap()
+        };
+        let link = netns.run(attach).unwrap();
+        let _ = engine.release(&pod_ref(name).uid, &sandbox(name));
+        assert_eq!(rig.seen("nic0"), stays);
+        assert_eq!(sys::link_info(&link).unwrap().index, 0);
+        engine.unprepare(&claim.claim).unwrap();
+        rig.assert_given_back(&before);
+    }
+}
+
+#[test]
 fn who_attaches_programs_again_at_once_is_told_so() {
     let Some(rig) = Rig::new(1) else { return };
     rig.tcx("nic0", sys::TCX_INGRESS, &load(SCHED_CLS, "first", -1));

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub use filter::Filter;
 pub use give_back::give_back;
 pub use read::{glance, read};
-pub use take_off::{TakeOffError, take_off};
+pub use take_off::{TakeOffError, take_off, take_off_others};
 pub use xdp::{IFLA_XDP, Xdp};
 
 /// A loaded program.

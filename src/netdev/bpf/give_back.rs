@@ -48,7 +48,7 @@ pub fn give_back<'a>(
 fn look(socket: &mut RouteSocket, index: u32, deadline: Instant) -> Result<Programs, NetlinkError> {
     let qdiscs: Vec<Qdisc> = qdisc::list(socket, deadline)?.into_iter().filter(|(i, _)| *i == index).map(|(_, q)| q).collect();
     let link = link::by_index(socket, index, deadline)?;
-    Ok(link.map(|link| read::read(&link, &qdiscs, deadline)).unwrap_or_default())
+    Ok(link.map(|link| read::look(&link, &qdiscs, deadline)).unwrap_or_default())
 }
 
 /// One link whose programs are put back. `now` is what was on it when that began.

@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+
 use super::sys;
 
 /// Where a bpffs is by convention.
 pub const BPFFS: &str = "/sys/fs/bpf";
-/// `BPF_FS_MAGIC`, `linux/magic.h`.
-const MAGIC: i64 = 0xcafe_4a11;
 /// How deep folders are followed, and how many files are looked at: a node of a large cluster network has some thousands.
 const DEPTH: usize = 16;
 /// See [`DEPTH`].
@@ -24,7 +24,7 @@ const NEW: &str = "_dranic";
 /// Whether `dir` is on a bpffs.
 #[must_use]
 pub fn is_bpffs(dir: &Path) -> bool {
-    nix::sys::statfs::statfs(dir).is_ok_and(|stat| stat.filesystem_type().0 as i64 == MAGIC)
+    statfs(dir).is_ok_and(|stat| stat.filesystem_type() == BPF_FS_MAGIC)
 }
 
 /// The files that hold links with these numbers, in every bpffs that is mounted here. What can't be read is passed over.

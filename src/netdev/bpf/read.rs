@@ -16,13 +16,19 @@ const NO_TCX: [i32; 2] = [libc::EINVAL, libc::ENOSYS];
 /// [`Programs::unread`].
 #[must_use]
 pub fn read(link: &Link, qdiscs: &[Qdisc], deadline: Instant) -> Programs {
+    let mut found = look(link, qdiscs, deadline);
+    add_pins(&mut found);
+    found
+}
+
+/// As [`read`], but without the files that hold links.
+pub(super) fn look(link: &Link, qdiscs: &[Qdisc], deadline: Instant) -> Programs {
     let mut reader = Reader { index: link.index, deadline, found: Programs::default() };
     reader.tcx(Place::TcxIngress);
     reader.tcx(Place::TcxEgress);
     reader.xdp(link.xdp);
     reader.filters(qdiscs);
     reader.names();
-    reader.pins();
     reader.found
 }
 
@@ -123,17 +129,17 @@ impl Reader {
             self.failed("opening programs", &Denied(error));
         }
     }
+}
 
-    fn pins(&mut self) {
-        let ids: BTreeSet<u32> = self.found.attached.iter().filter_map(link_id).collect();
-        if ids.is_empty() {
-            return;
-        }
-        let mut pins: BTreeMap<u32, _> = pins::of_links(&ids);
-        for attached in &mut self.found.attached {
-            if let Holder::Link { id, pins: files } = &mut attached.holder {
-                *files = pins.remove(id).unwrap_or_default();
-            }
+fn add_pins(found: &mut Programs) {
+    let ids: BTreeSet<u32> = found.attached.iter().filter_map(link_id).collect();
+    if ids.is_empty() {
+        return;
+    }
+    let mut pins: BTreeMap<u32, _> = pins::of_links(&ids);
+    for attached in &mut found.attached {
+        if let Holder::Link { id, pins: files } = &mut attached.holder {
+            *files = pins.remove(id).unwrap_or_default();
         }
     }
 }

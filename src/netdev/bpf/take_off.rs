@@ -36,7 +36,7 @@ pub fn take_off<'a>(
     open: impl Fn(u32) -> Option<&'a OwnedFd>,
     deadline: Instant,
 ) -> Result<(), TakeOffError> {
-    let now = read::read(link, &[], deadline);
+    let now = read::look(link, &[], deadline);
     if let Some(why) = now.why_not_off() {
         return Err(failed(&"looking at eBPF programs", why));
     }
@@ -47,23 +47,52 @@ pub fn take_off<'a>(
         ));
     }
     for attached in &now.attached {
-        let program = || open(attached.program.id).ok_or_else(|| failed(attached, "its program could not be opened"));
-        let result = match (&attached.holder, attached.place.tcx()) {
-            (Holder::Link { id, .. }, _) => take_off_link(link.index, attached, *id),
-            (_, Some(attach_type)) => sys::detach(program()?, link.index, attach_type),
-            (_, None) => {
-                let request = xdp::detach_request(link.index, attached.place, program()?);
-                socket.request(request, deadline).map_err(io::Error::other)
-            }
-        };
-        match result {
-            // Gone in between.
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-            other => other.map_err(|error| failed(attached, error))?,
-        }
+        let program = open(attached.program.id).ok_or_else(|| failed(attached, "its program could not be opened"))?;
+        take_off_one(socket, link.index, attached, program, deadline).map_err(|error| failed(attached, error))?;
         crash::point("prepare: program detached");
     }
     Ok(())
+}
+
+/// Takes programs of TCX and XDP off `link` that are not among `known`: whoever had the link attached them, and they would go with it.
+/// Gives which, and what became of each. Call it on a thread in the link's namespace.
+pub fn take_off_others(
+    socket: &mut RouteSocket,
+    link: &Link,
+    known: &[Attached],
+    deadline: Instant,
+) -> Vec<(Attached, io::Result<()>)> {
+    let others =
+        read::look(link, &[], deadline).attached.into_iter().filter(|other| !known.iter().any(|known| known.is_like(other)));
+    let mut take = |other: Attached| {
+        let program = sys::program_by_id(other.program.id);
+        let result = program.and_then(|program| take_off_one(socket, link.index, &other, &program, deadline));
+        (other, result)
+    };
+    others.map(&mut take).collect()
+}
+
+/// One that is gone already is fine.
+fn take_off_one(
+    socket: &mut RouteSocket,
+    index: u32,
+    attached: &Attached,
+    program: &OwnedFd,
+    deadline: Instant,
+) -> io::Result<()> {
+    let result = match (&attached.holder, attached.place.tcx()) {
+        (Holder::Unclear(why), _) => Err(io::Error::other(why.clone())),
+        (Holder::Link { id, .. }, _) => take_off_link(index, attached, *id),
+        (Holder::Direct, Some(attach_type)) => sys::detach(program, index, attach_type),
+        (Holder::Direct, None) => {
+            let request = xdp::detach_request(index, attached.place, program);
+            socket.request(request, deadline).map_err(io::Error::other)
+        }
+    };
+    match result {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        other => other,
+    }
 }
 
 /// The number is the whole system's: what is behind it must be what was asked for.
