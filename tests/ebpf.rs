@@ -331,8 +331,7 @@ fn a_link_with_our_index_in_another_namespace_is_left_alone() {
     rig.assert_given_back(&before);
 
     // The same program in both: nothing tells which link is whose.
-    drop(other);
-    std::fs::remove_file(rig.bpffs.path().join("theirs")).unwrap();
+    sys::detach_link(&other).unwrap();
     let _other = there(&ours);
     let error = engine.prepare(&claim, &pod_ref("a")).unwrap_err().to_string();
     assert!(
