@@ -12,7 +12,6 @@ const NOT_YET: &[&str] = &[
     "interface.groMaxSize",
     "interface.gsoIPv4MaxSize",
     "interface.groIPv4MaxSize",
-    "interface.disableEbpfPrograms",
     "interface.forwarding",
     "interface.arpIgnore",
     "interface.arpAnnounce",
@@ -29,12 +28,6 @@ const NOT_YET: &[&str] = &[
     "interface.group",
     "interface.ipv6",
     "interface.sysctls",
-    "ethtool.features",
-    "ethtool.privateFlags",
-    "ethtool.rings",
-    "ethtool.channels",
-    "ethtool.coalesce",
-    "ethtool.pause",
     "vf",
 ];
 

@@ -3,12 +3,18 @@
 use serde::{Deserialize, Serialize};
 
 use crate::names::PodLinkName;
+use crate::netdev::ethtool::Change;
 use crate::netdev::{Address, LinkAddress, Neighbour, Route, Rule};
 
 /// One step inside (or into) the pod's namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "camelCase")]
 pub enum Step {
+    /// Take the host's eBPF programs off the link. Prepare does that, when the link is down and still on the host.
+    DetachPrograms {
+        /// Which, in words.
+        programs: Vec<String>,
+    },
     /// Move the link into the pod under this name.
     Move {
         /// Name in the pod.
@@ -24,6 +30,11 @@ pub enum Step {
         key: String,
         /// The value.
         value: String,
+    },
+    /// Change settings of `ethtool`. Before the link goes up: a driver may restart a device that is up.
+    Ethtool {
+        /// What to change, in one request.
+        change: Change,
     },
     /// Set the link up.
     Up,
@@ -57,10 +68,15 @@ pub enum Step {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "undo", rename_all = "camelCase")]
 pub enum Undo {
+    /// Attach the programs again, once the link is on the host: those that are attached directly, and those whose link is held by a file,
+    /// by a new link in that file.
+    AttachPrograms,
     /// Move the link back to the host under its host name; what hung on the link in the pod goes with that.
     MoveBack,
     /// Nothing: moving the link back undoes it.
     WithMove,
+    /// Moving the link back does not undo it: the host state is restored afterwards ([`crate::netdev::host_state::restore`]).
+    Restore,
     /// Delete the policy rule, which would stay in the pod.
     DeleteRule {
         /// The rule.
@@ -78,6 +94,8 @@ impl Undo {
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
+            Self::AttachPrograms => "attaching its eBPF programs again, once it is on the host".to_owned(),
+            Self::Restore => "nothing in the pod: it is set back on the host, with the rest of its state".to_owned(),
             Self::MoveBack => "moving it back to the host, under its name there".to_owned(),
             Self::WithMove => "nothing: it goes when the link is moved back".to_owned(),
             Self::DeleteRule { rule } => format!("deleting rule{} of the pod", rule_words(rule)),
@@ -97,7 +115,9 @@ impl Step {
     #[must_use]
     pub fn undo(&self) -> Undo {
         match self {
+            Self::DetachPrograms { .. } => Undo::AttachPrograms,
             Self::Move { .. } => Undo::MoveBack,
+            Self::Ethtool { .. } => Undo::Restore,
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
             Self::Route { route, .. } if route.is_dead_end() => Undo::DeleteRoute { route: route.clone() },
             _ => Undo::WithMove,
@@ -117,8 +137,10 @@ impl Step {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
+            Self::DetachPrograms { .. } => "detachPrograms",
             Self::Move { .. } => "move",
             Self::Sysctl { .. } => "sysctl",
+            Self::Ethtool { .. } => "ethtool",
             Self::Up => "up",
             Self::Address { .. } => "address",
             Self::Neighbour { .. } => "neighbour",
@@ -131,12 +153,14 @@ impl Step {
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
+            Self::DetachPrograms { programs } => format!("taking off its eBPF programs: {}", programs.join("; ")),
             Self::Move { name, mtu, address } => {
                 let mtu = mtu.map(|mtu| format!(", with an MTU of {mtu} bytes")).unwrap_or_default();
                 let address = address.as_ref().map(|address| format!(", with address {address}")).unwrap_or_default();
                 format!("moving it into the pod as {name}{mtu}{address}")
             }
             Self::Sysctl { key, value } => format!("setting sysctl {key} to {value}"),
+            Self::Ethtool { change } => format!("setting {change}"),
             Self::Up => "setting it up".to_owned(),
             Self::Address { address } => format!("adding address {}/{}", address.ip, address.prefix_len),
             Self::Neighbour { neighbour } => format!("adding neighbour {}", neighbour.ip),
