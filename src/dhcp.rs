@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 pub use client::{Client, DhcpError, Identity, Port};
 pub use lease::{Lease, Refused, StaticRoute};
-pub use timing::{State, first, retry, state};
+pub use timing::{State, anew, first, retry, state};
 
 /// A moment, by the clock that goes on over restarts of this process and while the machine sleeps, and by the calendar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

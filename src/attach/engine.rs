@@ -6,6 +6,7 @@ mod ended;
 mod foretell;
 mod home;
 mod jobs;
+mod lease;
 pub(crate) mod locate;
 mod note;
 mod observe;
@@ -15,6 +16,7 @@ mod recover;
 mod release;
 mod restore;
 mod taken;
+mod tend;
 mod turns;
 
 use std::collections::HashMap;
@@ -35,6 +37,7 @@ pub use pods::PodGuard;
 pub use prepare::{PrepareError, PrepareReason};
 pub use recover::{Listed, Reconciled};
 pub use release::Released;
+pub use tend::{HeldLease, LeaseNews, Tended};
 
 /// How long prepare and unprepare wait for another operation of the pod: the kubelet gives them 45 s, and asks again.
 const LOCK_LIMIT: Duration = Duration::from_secs(30);
@@ -66,6 +69,8 @@ pub struct Engine {
     turns: turns::Turns,
     forecast: Mutex<Forecast>,
     ended: ended::Ended,
+    /// How long a DHCP server is waited for.
+    dhcp_timeout: Duration,
     observer: observe::ObserverBox,
 }
 
@@ -100,6 +105,7 @@ impl Engine {
             turns: turns::Turns::default(),
             forecast: Mutex::default(),
             ended: ended::Ended::default(),
+            dhcp_timeout: lease::DHCP_TIMEOUT,
             observer: observe::ObserverBox::default(),
         }
     }

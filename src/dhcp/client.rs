@@ -138,7 +138,7 @@ impl Client<'_> {
     /// As [`Client::acquire`], and when the server refuses.
     pub fn renew(&self, lease: &Lease, deadline: Instant) -> Result<Lease, DhcpError> {
         match unicast(self.port, lease) {
-            Ok(socket) => self.extend(lease, deadline, |query| socket.send(&query.encode()).map(drop)),
+            Ok(socket) => self.extend(lease, deadline, |_, query| socket.send(&query.encode()).map(drop)),
             Err(error) => {
                 tracing::debug!(link = %self.port.name, %error, "the lease's server can't be asked alone");
                 self.rebind(lease, deadline)
@@ -151,20 +151,24 @@ impl Client<'_> {
     /// # Errors
     /// As [`Client::renew`].
     pub fn rebind(&self, lease: &Lease, deadline: Instant) -> Result<Lease, DhcpError> {
-        let socket = PacketSocket::open(self.port.index).map_err(io_error("opening a packet socket"))?;
-        self.extend(lease, deadline, |query| {
+        self.extend(lease, deadline, |socket, query| {
             socket.send(&frame::encode(lease.address, Ipv4Addr::BROADCAST, &query.encode()), EVERYBODY)
         })
     }
 
-    fn extend(&self, lease: &Lease, deadline: Instant, send: impl Fn(&Query<'_>) -> io::Result<()>) -> Result<Lease, DhcpError> {
+    fn extend(
+        &self,
+        lease: &Lease,
+        deadline: Instant,
+        send: impl Fn(&PacketSocket, &Query<'_>) -> io::Result<()>,
+    ) -> Result<Lease, DhcpError> {
         let mut talk = Talk::open(self.port)?;
         let mut wait = WAIT;
         while Instant::now() < deadline {
             // Neither option 50 nor 54 (RFC 2131, section 4.3.2): the address it has says it all.
             let query = Query { own: lease.address, ..talk.query(self, Kind::Request) };
             // A server that is away may be told by an error of the last question (ICMP); the next attempt asks others.
-            if let Err(error) = send(&query) {
+            if let Err(error) = send(&talk.socket, &query) {
                 talk.heard = Some(error.to_string());
             }
             let until = (Instant::now() + jitter(wait)).min(deadline);
@@ -209,7 +213,6 @@ struct Talk<'a> {
     port: &'a Port,
     socket: PacketSocket,
     xid: u32,
-    begin: Moment,
     asked: Moment,
     start: Instant,
     /// What was heard last that could not be used.
@@ -219,8 +222,7 @@ struct Talk<'a> {
 impl<'a> Talk<'a> {
     fn open(port: &'a Port) -> Result<Self, DhcpError> {
         let socket = PacketSocket::open(port.index).map_err(io_error("opening a packet socket"))?;
-        let now = Moment::now();
-        Ok(Self { port, socket, xid: random() as u32, begin: now, asked: now, start: Instant::now(), heard: None })
+        Ok(Self { port, socket, xid: random() as u32, asked: Moment::now(), start: Instant::now(), heard: None })
     }
 
     /// A question of this exchange; the lease that answers it counts from now.

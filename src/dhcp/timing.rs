@@ -58,10 +58,7 @@ pub fn retry(lease: &Lease, now: Moment, failures: u32, random: u64) -> Duration
     let seconds = |seconds: u32| Duration::from_secs(u64::from(seconds));
     let age = Duration::from_millis(now.boot_ms.saturating_sub(lease.obtained_boot_ms));
     let end = match state(lease, now) {
-        State::Ended => {
-            let pause = ANEW.saturating_mul(1 << failures.saturating_sub(1).min(8)).min(ANEW_MAX);
-            return shorter(pause, random);
-        }
+        State::Ended => return anew(failures, random),
         State::Bound => seconds(lease.renew_seconds),
         State::Renewing => seconds(lease.rebind_seconds),
         State::Rebinding => seconds(lease.lease_seconds),
@@ -70,6 +67,12 @@ pub fn retry(lease: &Lease, now: Moment, failures: u32, random: u64) -> Duration
     let least = PAUSE_MIN.min(seconds(lease.lease_seconds) / 20);
     // The end itself is not brought forward: what is next begins there.
     if left <= least { left } else { shorter((left / 2).max(least), random) }
+}
+
+/// Time until the next attempt to get a lease where there is none any more.
+#[must_use]
+pub fn anew(failures: u32, random: u64) -> Duration {
+    shorter(ANEW.saturating_mul(1 << failures.saturating_sub(1).min(8)).min(ANEW_MAX), random)
 }
 
 fn shorter(pause: Duration, random: u64) -> Duration {

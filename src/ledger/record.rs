@@ -68,7 +68,7 @@ pub struct Attachment {
 /// How long a step took.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepTime {
-    /// [`crate::attach::Step::kind`], or `capture`, `down`, `restore`.
+    /// [`crate::attach::Step::kind`], or `capture`, `lease`, `down`, `restore`.
     pub step: String,
     /// Microseconds.
     pub micros: u64,

@@ -30,11 +30,11 @@ pub(super) fn of_pod(
     lease: Option<&Lease>,
     left_out: &mut LeftOut,
 ) -> Vec<Address> {
-    if let Some(configured) = &interface.addresses {
-        return configured.iter().map(|net| without_dad(Address::permanent(net.addr(), net.prefix_len()))).collect();
-    }
     if interface.dhcp == Some(true) {
         return lease.map(dhcp::address).into_iter().collect();
+    }
+    if let Some(configured) = &interface.addresses {
+        return configured.iter().map(|net| without_dad(Address::permanent(net.addr(), net.prefix_len()))).collect();
     }
     let mut copied: Vec<Address> = host.addresses.iter().filter_map(|address| copy(address, left_out)).collect();
     left_out.cut(&mut copied, COPIED_MAX, "addresses");
