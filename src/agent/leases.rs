@@ -124,7 +124,11 @@ impl Plan {
             Tended::Later => LATER,
             Tended::Failed(_) => {
                 due.failures = due.failures.saturating_add(1);
-                if due.held.lost { dhcp::anew(due.failures, random) } else { dhcp::retry(&due.held.lease, moment, due.failures, random) }
+                if due.held.lost {
+                    dhcp::anew(due.failures, random)
+                } else {
+                    dhcp::retry(&due.held.lease, moment, due.failures, random)
+                }
             }
         };
         due.at = Some(now + pause.max(LATER));

@@ -121,8 +121,7 @@ impl Client<'_> {
     /// Takes what was offered.
     fn request(&self, talk: &mut Talk<'_>, offer: &Lease, deadline: Instant) -> Result<Lease, DhcpError> {
         for wait in [WAIT, WAIT * 2] {
-            let query =
-                Query { wanted: Some(offer.address), server: Some(offer.server), ..talk.query(self, Kind::Request) };
+            let query = Query { wanted: Some(offer.address), server: Some(offer.server), ..talk.query(self, Kind::Request) };
             talk.broadcast(&query)?;
             if let Some(lease) = talk.lease(Kind::Ack, (Instant::now() + jitter(wait)).min(deadline))? {
                 return Ok(lease);

@@ -88,7 +88,8 @@ impl Lease {
             return Err(refused(format!("address {address}"), why));
         }
         let prefix_len = prefix_len(reply, address)?;
-        let server = address_in(reply, option::SERVER)?.ok_or_else(|| refused("the server's address (option 54)", "is missing"))?;
+        let server =
+            address_in(reply, option::SERVER)?.ok_or_else(|| refused("the server's address (option 54)", "is missing"))?;
         if let Some(why) = not_one_host(server) {
             return Err(refused(format!("the server's address {server} (option 54)"), why));
         }
@@ -335,11 +336,14 @@ pub(super) mod tests {
 
     #[test]
     fn classless_routes_stand_for_routers_and_old_routes() {
-        let old: [(u8, &[u8]); 2] =
-            [(option::ROUTER, &[10, 9, 0, 1, 10, 9, 0, 2]), (option::STATIC_ROUTES, &[10, 77, 0, 1, 10, 9, 0, 3, 172, 16, 0, 0, 10, 9, 0, 4])];
+        let old: [(u8, &[u8]); 2] = [
+            (option::ROUTER, &[10, 9, 0, 1, 10, 9, 0, 2]),
+            (option::STATIC_ROUTES, &[10, 77, 0, 1, 10, 9, 0, 3, 172, 16, 0, 0, 10, 9, 0, 4]),
+        ];
         let lease = with(&old).unwrap();
         assert_eq!(shown(&lease), ["10.77.0.1/32 via 10.9.0.3", "172.16.0.0/16 via 10.9.0.4", "0.0.0.0/0 via 10.9.0.1"]);
-        let classless: &[u8] = &[24, 10, 20, 30, 10, 9, 0, 7, 32, 10, 9, 1, 1, 0, 0, 0, 0, 0, 10, 9, 0, 9, 12, 172, 31, 10, 9, 0, 7];
+        let classless: &[u8] =
+            &[24, 10, 20, 30, 10, 9, 0, 7, 32, 10, 9, 1, 1, 0, 0, 0, 0, 0, 10, 9, 0, 9, 12, 172, 31, 10, 9, 0, 7];
         let lease = with(&[old[0], old[1], (option::CLASSLESS_ROUTES, classless)]).unwrap();
         let expected = ["10.20.30.0/24 via 10.9.0.7", "10.9.1.1/32", "0.0.0.0/0 via 10.9.0.9", "172.16.0.0/12 via 10.9.0.7"];
         assert_eq!(shown(&lease), expected);

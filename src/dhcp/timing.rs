@@ -45,7 +45,8 @@ pub fn first(lease: &Lease, now: Moment, random: u64) -> Option<Duration> {
     if lease.is_forever() {
         return None;
     }
-    let spread = (u64::from(lease.rebind_seconds.saturating_sub(lease.renew_seconds)) * 1000).min(u64::from(lease.lease_seconds) * 50);
+    let spread =
+        (u64::from(lease.rebind_seconds.saturating_sub(lease.renew_seconds)) * 1000).min(u64::from(lease.lease_seconds) * 50);
     let due = lease.obtained_boot_ms + u64::from(lease.renew_seconds) * 1000 + random % spread.max(1);
     Some(Duration::from_millis(due.saturating_sub(now.boot_ms)))
 }

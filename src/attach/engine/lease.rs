@@ -74,7 +74,9 @@ impl Engine {
         for (device, result) in self.on_host(&holding, |device| release(device, &identity(record, device))) {
             match result {
                 Ok(()) => tracing::info!(claim = %record.claim, %device, "the DHCP lease is given back"),
-                Err(why) => tracing::warn!(claim = %record.claim, %device, why, "the DHCP lease is not given back; it ends by itself"),
+                Err(why) => {
+                    tracing::warn!(claim = %record.claim, %device, why, "the DHCP lease is not given back; it ends by itself")
+                }
             }
         }
         // Whoever prepares the claim again must ask anew.

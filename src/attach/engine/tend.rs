@@ -250,7 +250,9 @@ fn with_lease(steps: &[Step], old: &Lease, new: &Lease) -> Vec<Step> {
     for step in steps {
         match step {
             Step::Address { address } if address.ip == old.address => {
-                all.push(Step::Address { address: dhcp::leased_address(new, Moment { boot_ms: new.obtained_boot_ms, unix_ms: 0 }) });
+                all.push(Step::Address {
+                    address: dhcp::leased_address(new, Moment { boot_ms: new.obtained_boot_ms, unix_ms: 0 }),
+                });
             }
             Step::Route { route, .. } if dhcp::is_leased(route) => {}
             Step::Rule { .. } => {
