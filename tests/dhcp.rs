@@ -3,6 +3,12 @@
 #[allow(dead_code, reason = "each test file uses some of it")]
 #[path = "common/engine.rs"]
 mod common;
+#[allow(dead_code, reason = "each test file uses some of it")]
+#[path = "common/node.rs"]
+mod node;
+
+#[path = "dhcp/agent.rs"]
+mod agent;
 #[path = "dhcp/server.rs"]
 mod server;
 
