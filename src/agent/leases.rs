@@ -38,7 +38,7 @@ struct Plan {
     running: BTreeSet<Key>,
 }
 
-/// Renews leases until `stop`.
+/// Renews leases until `stop`; what is asked by then is waited for, since the next agent would not know the answer.
 pub(super) async fn keep(shared: Arc<Shared>, stop: CancellationToken) {
     let mut writes = shared.engine.ledger().subscribe();
     let mut plan = Plan::default();
@@ -57,7 +57,7 @@ pub(super) async fn keep(shared: Arc<Shared>, stop: CancellationToken) {
             });
         }
         tokio::select! {
-            () = stop.cancelled() => return,
+            () = stop.cancelled() => break,
             _ = writes.changed() => {}
             Some(done) = attempts.join_next() => match done {
                 Ok((key, tended)) => {
@@ -71,6 +71,7 @@ pub(super) async fn keep(shared: Arc<Shared>, stop: CancellationToken) {
             () = tokio::time::sleep_until(plan.wake(Instant::now())) => {}
         }
     }
+    while attempts.join_next().await.is_some() {}
 }
 
 fn note(shared: &Shared, (claim, device): &Key, tended: &Tended) {

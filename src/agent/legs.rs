@@ -65,7 +65,7 @@ impl Legs {
         let specs = Arc::new(cdi::Specs::new(&config.cdi_dir, &config.driver_name, shared.guard.clone()));
         specs.renew(shared.engine.ledger(), true);
         tokio::spawn(cdi::keep(specs.clone(), shared.engine.clone(), config.rescan, stops.publisher.clone()));
-        tokio::spawn(leases::keep(shared.clone(), stops.publisher.clone()));
+        shared.background.spawn(leases::keep(shared.clone(), stops.waits.clone()));
         let claims = Arc::new(Claims::new(shared.clone(), client.clone(), specs, stops.waits.clone()));
         let health = health::start(shared.clone(), Netns::current()?, stop.clone());
         let bind = || grpc::serve(config.kubelet_sockets(), claims.clone(), health.clone(), stops.grpc.clone());

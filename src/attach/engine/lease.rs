@@ -59,6 +59,7 @@ impl Engine {
         let lacking: Vec<&DeviceRecord> = record.devices.iter().filter(|d| d.lacks_lease()).collect();
         self.on_host(&lacking, |device| {
             let start = Instant::now();
+            crash::point("prepare: asking");
             let lease = acquire(device, &identity(record, device), start + limit);
             lease.map(|lease| (lease, micros_since(start))).map_err(|why| format!("{why} (in {} s)", limit.as_secs()))
         })
@@ -152,14 +153,14 @@ fn no_lease(device: &DeviceRecord, why: String) -> PrepareReason {
 }
 
 fn acquire(device: &DeviceRecord, identity: &Identity, deadline: Instant) -> Result<Lease, String> {
-    let link = with_carrier(device, deadline)?.0;
+    let link = with_carrier(device, deadline)?;
     let port = port(&link)?;
     Client { port: &port, identity }.acquire(None, deadline).map_err(|e| e.to_string())
 }
 
 fn release(device: &DeviceRecord, identity: &Identity) -> Result<(), String> {
     let Some(lease) = device.lease() else { return Ok(()) };
-    let result = with_carrier(device, Instant::now() + CARRIER_FOR_RELEASE).and_then(|(link, _)| {
+    let result = with_carrier(device, Instant::now() + CARRIER_FOR_RELEASE).and_then(|link| {
         let port = port(&link)?;
         Client { port: &port, identity }.release(lease).map_err(|e| e.to_string())
     });
@@ -172,13 +173,12 @@ pub(super) fn port(link: &Link) -> Result<Port, String> {
     Port::of(link).ok_or_else(|| "DHCP works by Ethernet links only; configure interface.addresses".to_owned())
 }
 
-/// Sets the device's link up on the host and waits for its carrier. Gives whether it was up.
-pub(super) fn with_carrier(device: &DeviceRecord, deadline: Instant) -> Result<(Link, bool), String> {
+/// Sets the device's link up on the host and waits for its carrier.
+pub(super) fn with_carrier(device: &DeviceRecord, deadline: Instant) -> Result<Link, String> {
     let mut socket = RouteSocket::open().map_err(|e| e.to_string())?;
     let found = jobs::on_host(&mut socket, device).map_err(|e| e.to_string())?;
     let mut link = found.ok_or("its link is not on the host")?;
-    let was_up = link.is_up();
-    if !was_up {
+    if !link.is_up() {
         link::set_up(&mut socket, link.index, true, look_deadline()).map_err(|e| format!("setting the link up: {e}"))?;
     }
     while link.flags & IFF_RUNNING == 0 {
@@ -189,7 +189,7 @@ pub(super) fn with_carrier(device: &DeviceRecord, deadline: Instant) -> Result<(
         let again = link::by_index(&mut socket, link.index, look_deadline()).map_err(|e| e.to_string())?;
         link = again.ok_or("its link went away just now")?;
     }
-    Ok((link, was_up))
+    Ok(link)
 }
 
 /// Takes the device's link down on the host.

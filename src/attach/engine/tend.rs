@@ -144,7 +144,7 @@ impl Engine {
         let Some((guard, held)) = self.lock_held(held) else { return Tended::Later };
         let limit = Instant::now() + ANSWER;
         let asked = self.on_host(&[held.device()], |device| {
-            let asked = with_carrier(device, limit).and_then(|(link, _)| Ok(held.ask(&port(&link)?, limit)));
+            let asked = with_carrier(device, limit).and_then(|link| Ok(held.ask(&port(&link)?, limit)));
             take_down(device).and(asked)
         });
         let asked = asked.into_iter().next().map_or_else(|| Err("nobody was asked".to_owned()), |(_, asked)| asked);
