@@ -1,12 +1,16 @@
 //! The agent as it is run renews the leases of pods, also those that another agent got.
 
 use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dranic_testbed::apiserver::ClaimConfig;
-use dranic_testbed::cluster::Cluster;
+use dranic_testbed::cluster::{Cluster, Options};
+use dranic_testbed::fabric::NicSpec;
+use dranic_testbed::kubelet::Claim;
 
-use crate::node::{self, DRIVER, LIMIT, names, until};
+use crate::node::{self, DRIVER, LIMIT, PLUGIN, PROGRAM, names, until};
 use crate::server::{DISCOVER, Does, Double, Heard, RELEASE, REQUEST};
 
 const LENT: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 50);
