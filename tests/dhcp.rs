@@ -355,6 +355,32 @@ fn when_one_of_two_gets_no_lease_the_others_is_given_back() {
 }
 
 #[test]
+fn a_route_of_the_claim_by_the_leases_subnet_is_planned_with_the_lease() {
+    let Some(mut rig) = Rig::new(1) else { return };
+    let before = rig.world.host_states();
+    let server = Double::start(&rig.world.fabric, lend(600));
+    let with_route = |gateway: &str| {
+        let text = format!(
+            r#"{{"interface": {{"dhcp": true}}, "routes": [{{"destination": "10.77.0.0/16", "gateway": "{gateway}", "metric": 5}}]}}"#
+        );
+        claim("a", &rig.world.device_names(), &text)
+    };
+    let (bad, good) = (with_route("10.8.0.1"), with_route("10.9.0.8"));
+    let error = rig.engine.prepare(&bad, &pod_ref("a")).unwrap_err();
+    assert!(matches!(*error.reason, PrepareReason::Plan { .. }) && error.to_string().contains("10.8.0.1"), "{error}");
+    wait("its lease is given back", || server.take().iter().any(|heard| heard.kind == RELEASE));
+    assert!(rig.engine.records().is_empty());
+    rig.world.assert_unchanged(&before);
+
+    rig.claim = good;
+    rig.prepare();
+    rig.attach();
+    assert_eq!(rig.routes(), Vec::<String>::new(), "the claim's goes before the lease's");
+    let routes = rig.world.pod_snapshot(&rig.pod).routes;
+    assert!(routes.iter().any(|(_, r)| r.to_string().starts_with("10.77.0.0/16 via 10.9.0.8 metric 5")), "{routes:?}");
+}
+
+#[test]
 fn a_prepare_that_was_cut_short_is_gone_on_with() {
     let Some(rig) = Rig::new(1) else { return };
     let before = rig.world.host_states();

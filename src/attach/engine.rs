@@ -15,6 +15,7 @@ mod prepare;
 mod recover;
 mod release;
 mod restore;
+mod returned;
 mod taken;
 mod tend;
 mod turns;

@@ -13,7 +13,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{InterfaceConfig, NetworkConfig};
+use crate::config::{InterfaceConfig, NetworkConfig, Restore};
 use crate::dhcp::Lease;
 use crate::names::PodLinkName;
 use crate::netdev::{Address, HostState, LinkAddress};
@@ -39,6 +39,9 @@ pub struct Plan {
     /// What of the host's is not copied into the pod, and why, for people.
     #[serde(default)]
     pub left_out: Vec<String>,
+    /// How much is given back after the pod.
+    #[serde(default)]
+    pub restore: Restore,
 }
 
 /// Why there can be no plan.
@@ -107,7 +110,7 @@ pub fn plan_with(config: &NetworkConfig, host: &HostState, lease: Option<&Lease>
     };
     let address = hardware_address(interface, host)?;
 
-    let addresses = addresses::of_pod(interface, host, lease, &mut left_out);
+    let addresses = addresses::of_pod(interface, host, lease, config.host_state().addresses, &mut left_out);
     let ipv6 = wants_ipv6(config, &addresses);
     if ipv6 && mtu.unwrap_or(host.mtu) < MTU_MIN_IPV6 {
         return Err(PlanError::Ipv6Mtu { mtu: mtu.unwrap_or(host.mtu) });
@@ -128,7 +131,7 @@ pub fn plan_with(config: &NetworkConfig, host: &HostState, lease: Option<&Lease>
     let configured = routes::configured_in(config);
     steps.extend(routes.into_iter().map(|route| Step::Route { configured: configured.contains(&route), route }));
     steps.extend(rules.into_iter().map(|rule| Step::Rule { rule }));
-    Ok(Plan { pod_link, steps, left_out: left_out.into_lines() })
+    Ok(Plan { pod_link, steps, left_out: left_out.into_lines(), restore: config.restore.unwrap_or_default() })
 }
 
 /// The MTU to set in the pod, when it is not the host's. 0 as the device's largest means that its driver gives no limit.

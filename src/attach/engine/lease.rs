@@ -11,6 +11,7 @@ use crate::attach::plan;
 use crate::crash;
 use crate::dhcp::{Client, Identity, Lease, Moment, Port, State, state};
 use crate::dra::resolve::ResolvedClaim;
+use crate::inventory::HardwareId;
 use crate::ledger::{ClaimRecord, DeviceRecord, Durability, StepTime};
 use crate::names::{ClaimUid, DeviceName};
 use crate::netdev::{Link, link};
@@ -176,8 +177,16 @@ pub(super) fn port(link: &Link) -> Result<Port, String> {
 /// Sets the device's link up on the host and waits for its carrier.
 pub(super) fn with_carrier(device: &DeviceRecord, deadline: Instant) -> Result<Link, String> {
     let mut socket = RouteSocket::open().map_err(|e| e.to_string())?;
-    let found = jobs::on_host(&mut socket, device).map_err(|e| e.to_string())?;
-    let mut link = found.ok_or("its link is not on the host")?;
+    let mut link = loop {
+        match jobs::on_host(&mut socket, device).map_err(|e| e.to_string())? {
+            Some(link) => break link,
+            // Hardware comes back some time after its namespace ended; a link without any does not.
+            None if !matches!(device.hardware, HardwareId::Virtual { .. }) && Instant::now() < deadline => {
+                std::thread::sleep(POLL)
+            }
+            None => return Err("its link is not on the host".to_owned()),
+        }
+    };
     if !link.is_up() {
         link::set_up(&mut socket, link.index, true, look_deadline()).map_err(|e| format!("setting the link up: {e}"))?;
     }

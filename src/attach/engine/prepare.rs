@@ -1,5 +1,6 @@
 //! Prepare: everything that is slow or can fail, before there is a sandbox.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -279,7 +280,7 @@ impl Engine {
             }
             let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel("reading sysctls", e.into()))?;
             let host = host.ok_or_else(|| went_away(&wanted.device))?;
-            let plan = plan::plan(&wanted.config, &host).map_err(|source| PrepareReason::Plan {
+            let plan = plan::plan(&before_lease(&wanted.config), &host).map_err(|source| PrepareReason::Plan {
                 request: wanted.request.clone(),
                 device: wanted.device.clone(),
                 source,
@@ -372,6 +373,16 @@ impl Engine {
 
 fn went_away(device: &DeviceName) -> PrepareReason {
     PrepareReason::NoDevice { device: device.clone(), why: "it went away just now; the kubelet will ask again".to_owned() }
+}
+
+/// What can be planned before there is a lease: its address decides whether a configured gateway can be reached. The whole is planned
+/// when it is there ([`Engine::get_leases`]).
+fn before_lease(config: &NetworkConfig) -> Cow<'_, NetworkConfig> {
+    if wants_dhcp(config) {
+        Cow::Owned(NetworkConfig { routes: None, rules: None, neighbors: None, ..config.clone() })
+    } else {
+        Cow::Borrowed(config)
+    }
 }
 
 fn wants_dhcp(config: &NetworkConfig) -> bool {

@@ -28,6 +28,7 @@ pub(super) fn of_pod(
     interface: &InterfaceConfig,
     host: &HostState,
     lease: Option<&Lease>,
+    copies: bool,
     left_out: &mut LeftOut,
 ) -> Vec<Address> {
     if interface.dhcp == Some(true) {
@@ -35,6 +36,9 @@ pub(super) fn of_pod(
     }
     if let Some(configured) = &interface.addresses {
         return configured.iter().map(|net| without_dad(Address::permanent(net.addr(), net.prefix_len()))).collect();
+    }
+    if !copies {
+        return Vec::new();
     }
     let mut copied: Vec<Address> = host.addresses.iter().filter_map(|address| copy(address, left_out)).collect();
     left_out.cut(&mut copied, COPIED_MAX, "addresses");
