@@ -16,6 +16,7 @@ mod recover;
 mod release;
 mod restore;
 mod returned;
+mod settings;
 mod taken;
 mod tend;
 mod turns;

@@ -146,6 +146,7 @@ fn take(device: &mut DeviceRecord, claim: &ResolvedClaim, (lease, micros): (Leas
             source,
         })?;
     }
+    device.host.ethtool = std::mem::take(&mut device.host.ethtool).without_fixed();
     Ok(())
 }
 

@@ -279,12 +279,16 @@ impl Engine {
                 });
             }
             let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel("reading sysctls", e.into()))?;
-            let host = host.ok_or_else(|| went_away(&wanted.device))?;
+            let mut host = host.ok_or_else(|| went_away(&wanted.device))?;
             let plan = plan::plan(&before_lease(&wanted.config), &host).map_err(|source| PrepareReason::Plan {
                 request: wanted.request.clone(),
                 device: wanted.device.clone(),
                 source,
             })?;
+            // One that waits for a lease is planned once more.
+            if !wants_dhcp(&wanted.config) {
+                host.ethtool = host.ethtool.without_fixed();
+            }
             if let Some(other) = names.insert(plan.pod_link.clone(), wanted.device.clone()) {
                 return Err(PrepareReason::NameTwice { device: wanted.device.clone(), other, name: plan.pod_link });
             }
