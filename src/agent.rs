@@ -128,6 +128,8 @@ pub struct AgentConfig {
     pub netns_dir: PathBuf,
     /// `/proc/sys/net`, or a mount of it that can be written.
     pub sysctl_dir: PathBuf,
+    /// Where the host's bpffs is.
+    pub bpffs: PathBuf,
     /// Root of sysfs.
     pub sysfs: PathBuf,
 }
@@ -296,6 +298,7 @@ async fn start(
     let source = Arc::new(Source { inventory: inventory.clone(), runtime: tokio::runtime::Handle::current() });
     let observer = reports.clone();
     let engine = Engine::new(ledger, host, boot_id, source)
+        .with_bpffs(&config.bpffs, &config.driver_name)
         .with_dhcp_timeout(config.dhcp_timeout)
         .with_observer(Arc::new(move |o| observer.observe(&o)));
     let engine = Arc::new(engine);

@@ -6,6 +6,7 @@ mod ended;
 mod foretell;
 mod home;
 mod jobs;
+mod kept;
 mod lease;
 pub(crate) mod locate;
 mod note;
@@ -29,6 +30,7 @@ use crate::attach::forecast::Forecast;
 use crate::inventory::{Lent, Scan};
 use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, LedgerError, Phase};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
+use crate::netdev::bpf::TakeOffError;
 use crate::netlink::NetlinkError;
 use crate::netns::{Netns, NetnsError};
 use turns::Pace;
@@ -74,6 +76,7 @@ pub struct Engine {
     /// How long a DHCP server is waited for.
     dhcp_timeout: Duration,
     observer: observe::ObserverBox,
+    kept: kept::Kept,
 }
 
 /// A [`DeviceSource`] that can be printed.
@@ -109,6 +112,7 @@ impl Engine {
             ended: ended::Ended::default(),
             dhcp_timeout: lease::DHCP_TIMEOUT,
             observer: observe::ObserverBox::default(),
+            kept: kept::Kept::default(),
         }
     }
 
@@ -198,6 +202,9 @@ pub enum KernelError {
     /// Namespaces.
     #[error(transparent)]
     Netns(#[from] NetnsError),
+    /// eBPF programs.
+    #[error(transparent)]
+    Programs(#[from] TakeOffError),
     /// The ledger.
     #[error(transparent)]
     Ledger(#[from] LedgerError),

@@ -34,13 +34,13 @@ enum Stage {
     Rules,
 }
 
-/// The stage of each step that is a route message, but the moves, in the plan's order.
+/// The stage of each step that is a route message, but those of prepare and the moves, in the plan's order.
 fn staged(steps: &[Step]) -> impl Iterator<Item = (Stage, &Step)> {
     let mut up = false;
     steps.iter().filter_map(move |step| {
         up |= matches!(step, Step::Up);
         let stage = match step {
-            Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => return None,
+            Step::DetachPrograms { .. } | Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => return None,
             Step::Address { .. } if up => Stage::LateAddresses,
             Step::Address { .. } => Stage::Addresses,
             Step::Up => Stage::Up,
@@ -84,7 +84,7 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
 fn request(job: &Job, step: &Step) -> Option<Request> {
     let index = job.index;
     Some(match step.clone().by_link(index) {
-        Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => return None,
+        Step::DetachPrograms { .. } | Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => return None,
         Step::Up => link::up_request(index, true),
         Step::Address { address } => address::add_request(index, &address_now(&address, job.device().lease(), Moment::now())),
         Step::Neighbour { neighbour } => neighbour::add_request(index, &neighbour),

@@ -10,6 +10,11 @@ use crate::netdev::{Address, LinkAddress, Neighbour, Route, Rule};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "camelCase")]
 pub enum Step {
+    /// Take the host's eBPF programs off the link. Prepare does that, when the link is down and still on the host.
+    DetachPrograms {
+        /// Which, in words.
+        programs: Vec<String>,
+    },
     /// Move the link into the pod under this name.
     Move {
         /// Name in the pod.
@@ -63,6 +68,9 @@ pub enum Step {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "undo", rename_all = "camelCase")]
 pub enum Undo {
+    /// Attach the programs again, once the link is on the host: those that are attached directly, and those whose link is held by a file,
+    /// by a new link in that file.
+    AttachPrograms,
     /// Move the link back to the host under its host name; what hung on the link in the pod goes with that.
     MoveBack,
     /// Nothing: moving the link back undoes it.
@@ -86,9 +94,10 @@ impl Undo {
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
+            Self::AttachPrograms => "attaching its eBPF programs again, once it is on the host".to_owned(),
+            Self::Restore => "nothing in the pod: it is set back on the host, with the rest of its state".to_owned(),
             Self::MoveBack => "moving it back to the host, under its name there".to_owned(),
             Self::WithMove => "nothing: it goes when the link is moved back".to_owned(),
-            Self::Restore => "restoring what it was, once it is on the host again".to_owned(),
             Self::DeleteRule { rule } => format!("deleting rule{} of the pod", rule_words(rule)),
             Self::DeleteRoute { route } => format!("deleting route {} of the pod in table {}", route.destination, route.table),
         }
@@ -106,6 +115,7 @@ impl Step {
     #[must_use]
     pub fn undo(&self) -> Undo {
         match self {
+            Self::DetachPrograms { .. } => Undo::AttachPrograms,
             Self::Move { .. } => Undo::MoveBack,
             Self::Ethtool { .. } => Undo::Restore,
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
@@ -127,6 +137,7 @@ impl Step {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
+            Self::DetachPrograms { .. } => "detachPrograms",
             Self::Move { .. } => "move",
             Self::Sysctl { .. } => "sysctl",
             Self::Ethtool { .. } => "ethtool",
@@ -142,6 +153,7 @@ impl Step {
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
+            Self::DetachPrograms { programs } => format!("taking off its eBPF programs: {}", programs.join("; ")),
             Self::Move { name, mtu, address } => {
                 let mtu = mtu.map(|mtu| format!(", with an MTU of {mtu} bytes")).unwrap_or_default();
                 let address = address.as_ref().map(|address| format!(", with address {address}")).unwrap_or_default();
