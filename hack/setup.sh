@@ -30,6 +30,7 @@ elif [ "$what" != build ]; then
   need util-linux all_of nsenter unshare setpriv flock        # scratch nodes
   need mount command -v mount
   need tar command -v tar
+  need dnsmasq-base command -v dnsmasq            # a DHCP server for tests
 fi
 if [ "$what" = cluster ]; then
   need openssl command -v openssl                 # certificates

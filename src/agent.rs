@@ -10,6 +10,7 @@ mod handover;
 mod health;
 mod hooks;
 mod http;
+mod leases;
 mod legs;
 mod missed;
 mod places;
@@ -121,6 +122,8 @@ pub struct AgentConfig {
     pub rescan: Duration,
     /// How long prepare waits for a device that another pod still has.
     pub wait_for_device: Duration,
+    /// How long prepare waits for a DHCP server.
+    pub dhcp_timeout: Duration,
     /// Where the runtime mounts network namespaces of pods.
     pub netns_dir: PathBuf,
     /// `/proc/sys/net`, or a mount of it that can be written.
@@ -294,8 +297,10 @@ async fn start(
     let inventory = Arc::new(inventory);
     let source = Arc::new(Source { inventory: inventory.clone(), runtime: tokio::runtime::Handle::current() });
     let observer = reports.clone();
-    let engine = Engine::new(ledger, host, boot_id, source).with_bpffs(&config.bpffs, &config.driver_name);
-    let engine = engine.with_observer(Arc::new(move |o| observer.observe(&o)));
+    let engine = Engine::new(ledger, host, boot_id, source)
+        .with_bpffs(&config.bpffs, &config.driver_name)
+        .with_dhcp_timeout(config.dhcp_timeout)
+        .with_observer(Arc::new(move |o| observer.observe(&o)));
     let engine = Arc::new(engine);
     {
         let engine = engine.clone();

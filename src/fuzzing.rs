@@ -8,6 +8,7 @@ pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
 pub const TARGETS: &[Target] = &[
+    ("dhcp", crate::dhcp::fuzzing::dhcp),
     ("doctor", crate::doctor::fuzzing::doctor),
     ("guard", crate::gate::fuzzing::guard),
     ("headers", crate::dra::authority::fuzzing::headers),

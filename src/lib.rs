@@ -9,6 +9,7 @@ pub mod attach;
 pub mod cli;
 pub mod config;
 mod crash;
+pub mod dhcp;
 pub mod doctor;
 mod doubles;
 pub mod dra;

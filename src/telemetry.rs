@@ -70,6 +70,9 @@ pub struct Metrics {
     pub guard_usable: Gauge<i64, AtomicI64>,
     /// `dranic_guards_waiting`: containers whose guard waits for an attach.
     pub guards_waiting: Gauge<i64, AtomicI64>,
+    /// `dranic_dhcp_leases`: devices with an address by DHCP.
+    pub dhcp_leases: Gauge<i64, AtomicI64>,
+    dhcp_renewals: Family<Outcome, Counter>,
     attach: Family<Outcome, Histogram>,
     forecast: Histogram,
     forecast_error: Family<Sign, Histogram>,
@@ -112,6 +115,8 @@ impl Metrics {
             unhealthy_devices: Gauge::default(),
             guard_usable: Gauge::default(),
             guards_waiting: Gauge::default(),
+            dhcp_leases: Gauge::default(),
+            dhcp_renewals: Family::default(),
             attach: Family::new_with_constructor(histogram),
             forecast: histogram(),
             forecast_error: Family::new_with_constructor(histogram),
@@ -128,6 +133,9 @@ impl Metrics {
         for sign in ["over", "under"] {
             drop(metrics.forecast_error.get_or_create(&Sign { sign }));
         }
+        for ok in [true, false] {
+            drop(metrics.dhcp_renewals.get_or_create(&label(ok)));
+        }
         let started = Gauge::<f64, AtomicU64>::default();
         started.set(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
         metrics.process.register_with_unit("process_start_time", "Start of the agent, since 1970", Unit::Seconds, started);
@@ -142,6 +150,9 @@ impl Metrics {
         registry.register("unhealthy_devices", "Devices that are gone or have no link", metrics.unhealthy_devices.clone());
         registry.register("guard_usable", "1 while containers are held back by the guard", metrics.guard_usable.clone());
         registry.register("guards_waiting", "Containers whose guard waits for an attach", metrics.guards_waiting.clone());
+        registry.register("dhcp_leases", "Devices with an address by DHCP", metrics.dhcp_leases.clone());
+        let about = "Attempts to renew a DHCP lease, or to get another one where it is lost";
+        registry.register("dhcp_renewals", about, metrics.dhcp_renewals.clone());
         registry.register_with_unit("attach", "Attaching all devices of a pod", Unit::Seconds, metrics.attach.clone());
         registry.register_with_unit(
             "attach_forecast",
@@ -188,6 +199,11 @@ impl Metrics {
     /// Notes a release.
     pub fn observe_release(&self, time: Duration) {
         self.release.observe(time.as_secs_f64());
+    }
+
+    /// Notes an attempt to renew a lease.
+    pub fn observe_renewal(&self, ok: bool) {
+        self.dhcp_renewals.get_or_create(&label(ok)).inc();
     }
 
     /// Notes the prepare of a claim.

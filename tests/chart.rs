@@ -75,6 +75,7 @@ const BAD: &[(&str, &str)] = &[
     ("agent.onOverrun=maybe", "/agent/onOverrun"),
     ("agent.rescan=0", "/agent/rescan"),
     ("agent.waitForDevice=41", "/agent/waitForDevice"),
+    ("agent.dhcpTimeout=0", "/agent/dhcpTimeout"),
     ("agent.logFormat=xml", "/agent/logFormat"),
     ("http.address=localhost", "/http/address"),
     ("http.port=70000", "/http/port"),

@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
-use crate::attach::engine::{Look, Observation, Observed, Seen};
+use crate::attach::engine::{LeaseNews, Look, Observation, Observed, Seen};
 use crate::attach::{AttachError, Engine, Released};
 use crate::dra::events::{self, Event, Events, EventsConfig, Object, Waiting};
 use crate::dra::status::{self, Queue, Source, StatusConfig};
@@ -42,6 +42,7 @@ impl Reports {
             Observed::Prepared | Observed::Attached | Observed::AttachFailed(_) | Observed::Missed => {}
             Observed::Released(outcomes) => outcomes.iter().for_each(|outcome| self.released(record, outcome)),
             Observed::Restored(device, failed) => self.not_restored(record, device, failed),
+            Observed::Lease(device, news) => self.lease(record, device, news),
             Observed::Forgotten => self.gone().retain(|(claim, _)| *claim != record.claim.uid),
         }
     }
@@ -112,6 +113,18 @@ impl Reports {
         let failed: Vec<String> = failed.iter().take(16).map(|(what, why)| format!("{what}: {why}")).collect();
         let text = format!("device {device} ({host}) is on the host again, but not all as it was: {}", failed.join("; "));
         self.events.send(Event::warning(Object::claim(&record.claim), "HostStateNotRestored", text));
+    }
+
+    /// A device's address by DHCP is another one, or none. That it is there again is in the status.
+    fn lease(&self, record: &ClaimRecord, device: &DeviceName, news: &LeaseNews) {
+        let (reason, text) = match news {
+            LeaseNews::Lost(why) => ("LeaseLost", format!("the address is taken out of the pod: {why}")),
+            LeaseNews::Changed(what) => ("LeaseChanged", format!("the DHCP server lent {what}")),
+            LeaseNews::Back(_) => return,
+        };
+        let text = format!("claim {}, device {device}: {text}", record.claim);
+        self.events.send(Event::warning(Object::pod(record), reason, &text));
+        self.events.send(Event::warning(Object::claim(&record.claim), reason, &text));
     }
 
     /// What the status of a claim is made from.

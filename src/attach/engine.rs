@@ -7,6 +7,7 @@ mod foretell;
 mod home;
 mod jobs;
 mod kept;
+mod lease;
 pub(crate) mod locate;
 mod note;
 mod observe;
@@ -18,6 +19,7 @@ mod restore;
 mod returned;
 mod settings;
 mod taken;
+mod tend;
 mod turns;
 
 use std::collections::HashMap;
@@ -39,6 +41,7 @@ pub use pods::PodGuard;
 pub use prepare::{PrepareError, PrepareReason};
 pub use recover::{Listed, Reconciled};
 pub use release::Released;
+pub use tend::{HeldLease, LeaseNews, Tended};
 
 /// How long prepare and unprepare wait for another operation of the pod: the kubelet gives them 45 s, and asks again.
 const LOCK_LIMIT: Duration = Duration::from_secs(30);
@@ -70,6 +73,8 @@ pub struct Engine {
     turns: turns::Turns,
     forecast: Mutex<Forecast>,
     ended: ended::Ended,
+    /// How long a DHCP server is waited for.
+    dhcp_timeout: Duration,
     observer: observe::ObserverBox,
     kept: kept::Kept,
 }
@@ -105,6 +110,7 @@ impl Engine {
             turns: turns::Turns::default(),
             forecast: Mutex::default(),
             ended: ended::Ended::default(),
+            dhcp_timeout: lease::DHCP_TIMEOUT,
             observer: observe::ObserverBox::default(),
             kept: kept::Kept::default(),
         }

@@ -1,6 +1,7 @@
 //! The plan: everything that must happen to one device for one pod, as typed steps, each with its undo. Pure.
 
 mod addresses;
+pub(crate) mod dhcp;
 mod ethtool;
 mod left_out;
 mod neighbours;
@@ -14,6 +15,7 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{InterfaceConfig, NetworkConfig, Restore};
+use crate::dhcp::Lease;
 use crate::names::PodLinkName;
 use crate::netdev::{Address, HostState, LinkAddress};
 use left_out::LeftOut;
@@ -102,23 +104,34 @@ pub enum PlanError {
 /// # Errors
 /// When the device can't be what the configuration asks for.
 pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError> {
+    plan_with(config, host, None)
+}
+
+/// As [`plan`], with the lease that was got where the configuration asks for DHCP. What is configured goes before what the lease says.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_with(config: &NetworkConfig, host: &HostState, lease: Option<&Lease>) -> Result<Plan, PlanError> {
     let none = InterfaceConfig::default();
     let interface = config.interface.as_ref().unwrap_or(&none);
     let pod_link = match &interface.name {
         Some(name) => name.clone(),
         None => PodLinkName::new(host.name.as_str())?,
     };
-    let mtu = mtu(interface, host)?;
+    let mut left_out = LeftOut::default();
+    let mtu = match lease.filter(|_| interface.mtu.is_none()) {
+        Some(lease) => dhcp::mtu(lease, host, &mut left_out),
+        None => mtu(interface, host)?,
+    };
     let address = hardware_address(interface, host)?;
     let settings = ethtool::of_pod(config, host)?;
 
-    let mut left_out = LeftOut::default();
-    let addresses = addresses::of_pod(interface, host, config.host_state().addresses, &mut left_out);
+    let addresses = addresses::of_pod(interface, host, lease, config.host_state().addresses, &mut left_out);
     let ipv6 = wants_ipv6(config, &addresses);
     if ipv6 && mtu.unwrap_or(host.mtu) < MTU_MIN_IPV6 {
         return Err(PlanError::Ipv6Mtu { mtu: mtu.unwrap_or(host.mtu) });
     }
-    let (routes, reach) = routes::of_pod(config, host, &addresses, ipv6, &mut left_out)?;
+    let (routes, reach) = routes::of_pod(config, host, &addresses, lease, ipv6, &mut left_out)?;
     let neighbours = neighbours::of_pod(config, host, &reach, ipv6, &mut left_out);
     let rules = rules::of_pod(config, host, &pod_link, &addresses, &routes, &mut left_out);
 

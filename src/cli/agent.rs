@@ -152,6 +152,10 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_WAIT_FOR_DEVICE", default_value_t = 20, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=40))]
     pub wait_for_device: u64,
 
+    /// Seconds that prepare waits for a DHCP server, for devices with `interface.dhcp: true`. (A kubelet gives up waiting after 45.)
+    #[arg(long, env = "DRANIC_DHCP_TIMEOUT", default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=40))]
+    pub dhcp_timeout: u64,
+
     /// Where the runtime mounts network namespaces of pods: to find one again that the runtime itself has lost.
     #[arg(long, env = "DRANIC_NETNS_DIR", default_value = "/var/run/netns", value_name = "DIR")]
     pub netns_dir: PathBuf,
@@ -251,6 +255,7 @@ impl AgentArgs {
             offer: ScanOptions { offer_veth: self.offer_veth, need_default_route: self.need_default_route },
             rescan: Duration::from_secs(self.rescan),
             wait_for_device: Duration::from_secs(self.wait_for_device),
+            dhcp_timeout: Duration::from_secs(self.dhcp_timeout),
             netns_dir: self.netns_dir,
             sysctl_dir: self.sysctl_dir,
             bpffs: self.bpffs,
@@ -383,6 +388,8 @@ mod tests {
             ("--nri-margin", "0"),
             ("--rescan", "0"),
             ("--wait-for-device", "41"),
+            ("--dhcp-timeout", "0"),
+            ("--dhcp-timeout", "41"),
             ("--instance", "../x"),
             ("--nri", "perhaps"),
             ("--gate-socket", "x"),

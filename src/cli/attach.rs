@@ -107,6 +107,9 @@ fn failed(why: impl std::fmt::Display) -> Failure {
 pub(super) fn attach(args: &AttachArgs) -> Result<(), Failure> {
     args.places.check("attach")?;
     let config = args.config.as_deref().map_or_else(|| Ok(NetworkConfig::default()), read_config)?;
+    if config.interface.as_ref().is_some_and(|interface| interface.dhcp == Some(true)) {
+        return Err(failed("interface.dhcp: a lease is renewed by the agent only; name addresses in interface.addresses"));
+    }
     let boot_id = may_work()?;
     let netns = manual::netns(&args.netns).map_err(failed)?;
     let options = ScanOptions { offer_veth: args.offer_veth, need_default_route: false };

@@ -7,7 +7,6 @@ use super::{FieldError, NetworkConfig};
 /// Paths of the fields. `[]` stands for each element of a list.
 const NOT_YET: &[&str] = &[
     "profile",
-    "interface.dhcp",
     "interface.gsoMaxSize",
     "interface.groMaxSize",
     "interface.gsoIPv4MaxSize",

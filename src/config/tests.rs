@@ -167,6 +167,7 @@ fn a_fault_of_meaning_has_its_path_and_says_what_to_do() {
         (r#"{"interface": {"name": "all"}}"#, "interface.name: \"all\" is reserved"),
         (r#"{"interface": {"name": "rail%d"}}"#, "interface.name: must not contain '%'"),
         (r#"{"interface": {"addresses": ["10.0.0.5/24"], "dhcp": true}}"#, "interface.dhcp: can't be true when"),
+        (r#"{"interface": {"type": "ipvlan", "dhcp": true}}"#, "interface.dhcp: works with interface.type passthrough only"),
         (r#"{"interface": {"addresses": ["10.0.0.0/24"]}}"#, "for example 10.0.0.1/24"),
         (r#"{"interface": {"addresses": ["10.0.0.255/24"]}}"#, "10.0.0.255 is the broadcast address"),
         (r#"{"interface": {"addresses": ["10.0.0.5/0"]}}"#, "interface.addresses[0]: a prefix length of 0"),
@@ -361,7 +362,7 @@ fn what_is_not_carried_out_is_named_field_by_field() {
         ]
     );
     let rest = r#"{"interface": {"dhcp": true, "forwarding": true, "vrf": {"name": "blue"}}}"#;
-    assert_eq!(paths(rest), ["interface.dhcp", "interface.forwarding", "interface.vrf"]);
+    assert_eq!(paths(rest), ["interface.forwarding", "interface.vrf"]);
     let nothing = r#"{"interface": {"name": "a", "addresses": [], "mtu": 1500, "hardwareAddr": "02:00:00:00:00:05", "dhcp": false,
         "disableEbpfPrograms": false, "forwarding": false}, "routes": [], "rules": [], "neighbors": [],
         "ethtool": {"features": {}}}"#;

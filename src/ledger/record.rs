@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::attach::Plan;
+use crate::dhcp::Lease;
 use crate::inventory::{Attributes, HardwareId};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
 use crate::netdev::HostState;
@@ -67,10 +68,22 @@ pub struct Attachment {
 /// How long a step took.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepTime {
-    /// [`crate::attach::Step::kind`], or `capture`, `down`, `restore`.
+    /// [`crate::attach::Step::kind`], or `capture`, `lease`, `down`, `restore`.
     pub step: String,
     /// Microseconds.
     pub micros: u64,
+}
+
+/// The address that a device has by DHCP.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DhcpRecord {
+    /// The lease, the last one if it is lost; none before it was got, and after it was given back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<Lease>,
+    /// Why the address must not be used any more; none while it may be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<String>,
 }
 
 /// One device of a claim.
@@ -94,6 +107,9 @@ pub struct DeviceRecord {
     pub host: HostState,
     /// What shall happen to it.
     pub plan: Plan,
+    /// Its lease, where its address comes by DHCP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dhcp: Option<DhcpRecord>,
     /// How far it is.
     pub phase: Phase,
     /// Where it is, unless `Prepared`.
@@ -107,6 +123,20 @@ pub struct DeviceRecord {
     pub last_error: Option<String>,
     /// When the phase was entered: milliseconds since 1970.
     pub since_unix_ms: u64,
+}
+
+impl DeviceRecord {
+    /// The lease, the last one if it is lost.
+    #[must_use]
+    pub fn lease(&self) -> Option<&Lease> {
+        self.dhcp.as_ref()?.lease.as_ref()
+    }
+
+    /// Whether it has to get a lease before it can be used.
+    #[must_use]
+    pub fn lacks_lease(&self) -> bool {
+        self.dhcp.is_some() && self.lease().is_none()
+    }
 }
 
 /// A sandbox whose containers run without the devices of the pod.

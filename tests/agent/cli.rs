@@ -90,6 +90,8 @@ fn bad_values(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
         ("--rescan", "0".to_owned(), "DRANIC_RESCAN"),
         ("--wait-for-device", "41".to_owned(), "DRANIC_WAIT_FOR_DEVICE"),
         ("--wait-for-device", "a while".to_owned(), "DRANIC_WAIT_FOR_DEVICE"),
+        ("--dhcp-timeout", "0".to_owned(), "DRANIC_DHCP_TIMEOUT"),
+        ("--dhcp-timeout", "41".to_owned(), "DRANIC_DHCP_TIMEOUT"),
         ("--rescan", "99999999999999999999".to_owned(), "DRANIC_RESCAN"),
         ("--sysctl-dir", "sys".to_owned(), "DRANIC_SYSCTL_DIR"),
         ("--bpffs", "bpf".to_owned(), "DRANIC_BPFFS"),
@@ -235,6 +237,7 @@ async fn everything_can_be_set_by_the_environment() {
         ("DRANIC_OFFER_VETH", "true".to_owned()),
         ("DRANIC_RESCAN", "5".to_owned()),
         ("DRANIC_WAIT_FOR_DEVICE", "0".to_owned()),
+        ("DRANIC_DHCP_TIMEOUT", "3".to_owned()),
         ("DRANIC_LOG_FORMAT", "json".to_owned()),
         ("DRANIC_LOG", "debug".to_owned()),
     ];

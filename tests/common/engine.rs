@@ -27,7 +27,7 @@ pub(crate) struct World {
     pub(crate) node: Node,
     pods: PodDir,
     state: PathBuf,
-    _fabric: Fabric,
+    pub(crate) fabric: Fabric,
     _dir: tempfile::TempDir,
 }
 
@@ -77,7 +77,7 @@ impl World {
             fabric.add_nic(&node, &spec).unwrap();
         }
         let pods = PodDir::new(&dir.path().join("pods")).unwrap();
-        let world = Self { node, pods, state: dir.path().join("state"), _fabric: fabric, _dir: dir };
+        let world = Self { node, pods, state: dir.path().join("state"), fabric, _dir: dir };
         world.settle();
         Some(world)
     }

@@ -77,6 +77,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
     (list "on-missed-sandbox" $agent.onMissedSandbox)
     (list "rescan" $agent.rescan)
     (list "wait-for-device" $agent.waitForDevice)
+    (list "dhcp-timeout" $agent.dhcpTimeout)
     (list "state-dir" $agent.stateDir)
     (list "cdi-dir" $agent.cdiDir)
     (list "guard-dir" $agent.guardDir)

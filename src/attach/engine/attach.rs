@@ -62,6 +62,16 @@ pub enum AttachError {
         /// Its name on the host.
         name: String,
     },
+    /// It gets its address by DHCP, and has none.
+    #[error("claim {claim}, device {device}: {why}; nothing was moved, and the kubelet will try again")]
+    NoLease {
+        /// Which claim.
+        claim: String,
+        /// Which device.
+        device: DeviceName,
+        /// Why.
+        why: String,
+    },
     /// A step failed.
     #[error("claim {claim}, device {device}: {step} failed: {why}; every device of the pod was taken back")]
     Step {
@@ -259,6 +269,7 @@ impl Engine {
         crash::point("attach: pinned");
         let mut host = RouteSocket::open_in(&self.host).map_err(|e| kernel("opening a netlink socket on the host", e))?;
         let mut jobs = jobs::jobs(&self.ledger.by_pod(pod), &target, &links, &mut host)?;
+        jobs.iter().try_for_each(Job::check_lease)?;
         times.look = clock.lap();
         times.forecast = self.foretell(&jobs, &target)?;
         self.carry_out(&target, &mut jobs, &mut host, &mut inside, times).inspect_err(|_| self.roll_back(pod, &jobs))

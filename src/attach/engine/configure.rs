@@ -5,6 +5,8 @@ use std::time::Instant;
 use super::jobs::Job;
 use super::{settings, taken};
 use crate::attach::Step;
+use crate::attach::plan::dhcp::address_now;
+use crate::dhcp::Moment;
 use crate::netdev::{address, link, neighbour, route, rule, sysctl};
 use crate::netlink::{NetlinkError, Request, RouteSocket};
 use crate::netns::Netns;
@@ -61,7 +63,7 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
         .collect();
     // Stable: within a stage the plan's order holds.
     work.sort_by_key(|(_, stage, _)| *stage);
-    let requests = work.iter().filter_map(|(position, _, step)| request(jobs[*position].index, step)).collect();
+    let requests = work.iter().filter_map(|(position, _, step)| request(&jobs[*position], step)).collect();
     let results = socket.pipeline(requests, deadline);
     for ((position, stage, step), result) in work.iter().zip(results) {
         let job = &jobs[*position];
@@ -79,11 +81,12 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
     Ok(())
 }
 
-fn request(index: u32, step: &Step) -> Option<Request> {
+fn request(job: &Job, step: &Step) -> Option<Request> {
+    let index = job.index;
     Some(match step.clone().by_link(index) {
         Step::DetachPrograms { .. } | Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => return None,
         Step::Up => link::up_request(index, true),
-        Step::Address { address } => address::add_request(index, &address),
+        Step::Address { address } => address::add_request(index, &address_now(&address, job.device().lease(), Moment::now())),
         Step::Neighbour { neighbour } => neighbour::add_request(index, &neighbour),
         Step::Route { route, .. } => route::add_request(index, &route, false),
         Step::Rule { rule } => rule::add_request(&rule),

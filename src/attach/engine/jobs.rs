@@ -4,8 +4,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use super::attach::{AttachError, Target, kernel};
+use super::lease::no_address;
 use super::{locate, look_deadline};
 use crate::attach::Step;
+use crate::dhcp::Moment;
 use crate::ledger::{ClaimRecord, DeviceRecord};
 use crate::names::ClaimUid;
 use crate::netdev::{Link, link, moves};
@@ -47,6 +49,12 @@ impl Job {
 
     pub(super) fn failed(&self, step: String, why: String) -> AttachError {
         AttachError::Step { claim: self.claim_text.clone(), device: self.device().device.clone(), step, why }
+    }
+
+    /// Whether what is planned of its address holds by now.
+    pub(super) fn check_lease(&self) -> Result<(), AttachError> {
+        let no_lease = |why| AttachError::NoLease { claim: self.claim_text.clone(), device: self.device().device.clone(), why };
+        no_address(self.device(), Moment::now()).map_or(Ok(()), |why| Err(no_lease(why)))
     }
 
     pub(super) fn gone(&self) -> AttachError {

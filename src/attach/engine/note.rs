@@ -62,7 +62,7 @@ impl Engine {
                 device.phase = Phase::Attached;
                 device.since_unix_ms = now_unix_ms();
                 device.last_error = None;
-                device.times.retain(|t| t.step == "capture" || t.step == "down");
+                device.times.retain(|t| ["capture", "lease", "down"].contains(&t.step.as_str()));
                 if let Some((_, time)) = times.moves.iter().find(|(name, _)| *name == job.device().device) {
                     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                     device.times.push(StepTime { step: "move".to_owned(), micros });

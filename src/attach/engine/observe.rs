@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::{Engine, KernelError, Released, locate, look_deadline};
+use super::{Engine, KernelError, LeaseNews, Released, locate, look_deadline};
 use crate::ledger::{ClaimRecord, DeviceRecord, Phase};
 use crate::names::{ClaimUid, DeviceName, PodUid};
 use crate::netdev::{Address, Link, address, link};
@@ -25,6 +25,8 @@ pub enum Observed {
     Released(Vec<Released>),
     /// A device is on the host again, but not as it was: what, and why. Without an entry all is well.
     Restored(DeviceName, Vec<(String, String)>),
+    /// A device's address by DHCP is lost, is there again, or is another one.
+    Lease(DeviceName, LeaseNews),
     /// It was unprepared, and nothing of it is recorded any more.
     Forgotten,
 }

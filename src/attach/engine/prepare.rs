@@ -1,16 +1,18 @@
 //! Prepare: everything that is slow or can fail, before there is a sandbox.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Engine, KernelError, LOCK_LIMIT, Observed, jobs, kept, locate, look_deadline, micros_since, now_unix_ms};
 use crate::attach::plan::{self, PlanError};
+use crate::config::NetworkConfig;
 use crate::crash;
 use crate::dra::resolve::{ResolvedClaim, ResolvedDevice};
 use crate::inventory::Device;
 use crate::inventory::policy::why_needed;
-use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, Durability, LedgerError, Phase, PodRef, StepTime};
+use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, DhcpRecord, Durability, LedgerError, Phase, PodRef, StepTime};
 use crate::names::{DeviceName, PodLinkName};
 use crate::netdev::host_state::Snapshot;
 use crate::netdev::{Link, bpf, link, uplink};
@@ -81,6 +83,19 @@ pub enum PrepareReason {
         /// Why.
         source: PlanError,
     },
+    /// It got no address by DHCP.
+    #[error(
+        "device {device} ({name}): {why}; every device of the claim was put back. Is there a DHCP server on its network? Name \
+         interface.addresses instead, or give the server more time with --dhcp-timeout"
+    )]
+    NoLease {
+        /// Which device.
+        device: DeviceName,
+        /// Its name on the host.
+        name: String,
+        /// Why.
+        why: String,
+    },
     /// Two devices of the pod would have one name.
     #[error("devices {device} and {other} would both be called {name} in the pod; set interface.name for one of them")]
     NameTwice {
@@ -122,20 +137,37 @@ impl Engine {
     fn prepare_alone(&self, claim: &ResolvedClaim, pod: &PodRef) -> Result<Arc<ClaimRecord>, PrepareReason> {
         self.end_other_use(claim, pod)?;
         let _guard = self.pods.lock(&pod.uid, Instant::now() + LOCK_LIMIT).ok_or(PrepareReason::Busy)?;
-        match self.ledger.get(&claim.claim.uid) {
-            // A prepare that was killed may have left links up.
-            Some(record) if self.is_this(&record, claim, pod) => self.take_down(&record).map_err(|(step, e)| kernel(step, e)),
-            Some(_) => Err(PrepareReason::Busy),
+        let prepared = match self.ledger.get(&claim.claim.uid) {
+            Some(record) if self.is_this(&record, claim, pod) => self.go_on(record, claim),
+            Some(_) => return Err(PrepareReason::Busy),
             None => {
                 self.reserve(claim)?;
                 crash::point("prepare: reserved");
-                let prepared = self.prepare_reserved(claim, pod);
-                if self.ledger.get(&claim.claim.uid).is_none() {
-                    self.unreserve(&claim.claim.uid);
-                }
-                prepared
+                self.prepare_reserved(claim, pod)
             }
+        };
+        if self.ledger.get(&claim.claim.uid).is_none() {
+            self.unreserve(&claim.claim.uid);
         }
+        prepared
+    }
+
+    /// A prepare that was killed may have left links up, and devices without the lease that they wait for.
+    fn go_on(&self, record: Arc<ClaimRecord>, claim: &ResolvedClaim) -> Result<Arc<ClaimRecord>, PrepareReason> {
+        if !record.devices.iter().any(DeviceRecord::lacks_lease) {
+            return self.take_down(&record).map_err(|(step, e)| kernel(step, e));
+        }
+        self.finish(record, claim)
+    }
+
+    /// What follows the first record: leases, and links down. Puts everything back where that fails.
+    fn finish(&self, record: Arc<ClaimRecord>, claim: &ResolvedClaim) -> Result<Arc<ClaimRecord>, PrepareReason> {
+        let down = |record| self.take_down(&record).map_err(|(step, error)| kernel(step, error));
+        self.get_leases(record, claim).and_then(down).inspect_err(|_| {
+            if let Some(record) = self.ledger.get(&claim.claim.uid) {
+                self.put_back(&record);
+            }
+        })
     }
 
     /// Whether `record` is what is asked for.
@@ -173,10 +205,7 @@ impl Engine {
         crash::point("prepare: planned");
         let record = self.ledger.put(record, Durability::Disk).map_err(|e| kernel("writing the ledger", KernelError::from(e)))?;
         crash::point("prepare: recorded");
-        let record = self.take_down(&record).map_err(|(step, error)| {
-            self.put_back(&record);
-            kernel(step, error)
-        })?;
+        let record = self.finish(record, claim)?;
         self.observe(&record, Observed::Prepared);
         Ok(record)
     }
@@ -251,12 +280,15 @@ impl Engine {
             }
             let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel("reading sysctls", e.into()))?;
             let mut host = host.ok_or_else(|| went_away(&wanted.device))?;
-            let plan = plan::plan(&wanted.config, &host).map_err(|source| PrepareReason::Plan {
+            let plan = plan::plan(&before_lease(&wanted.config), &host).map_err(|source| PrepareReason::Plan {
                 request: wanted.request.clone(),
                 device: wanted.device.clone(),
                 source,
             })?;
-            host.ethtool = host.ethtool.without_fixed();
+            // One that waits for a lease is planned once more.
+            if !wants_dhcp(&wanted.config) {
+                host.ethtool = host.ethtool.without_fixed();
+            }
             if let Some(other) = names.insert(plan.pod_link.clone(), wanted.device.clone()) {
                 return Err(PrepareReason::NameTwice { device: wanted.device.clone(), other, name: plan.pod_link });
             }
@@ -267,6 +299,7 @@ impl Engine {
                 share_id: wanted.share_id.clone(),
                 hardware: device.hardware.clone(),
                 attributes: device.attributes.clone(),
+                dhcp: wants_dhcp(&wanted.config).then(DhcpRecord::default),
                 host,
                 plan,
                 phase: Phase::Prepared,
@@ -335,6 +368,7 @@ impl Engine {
 
     /// Undoes a prepare that failed half way. Where that fails too, the record stays: unprepare, or the next prepare, has to know.
     fn put_back(&self, record: &Arc<ClaimRecord>) {
+        self.release_leases(record);
         if let Err(error) = self.restore_devices(record) {
             tracing::warn!(claim = %record.claim, %error, "the record of a failed prepare stays");
         } else if let Err(error) = self.ledger.remove(&record.claim.uid) {
@@ -362,6 +396,20 @@ fn went_away(device: &DeviceName) -> PrepareReason {
     PrepareReason::NoDevice { device: device.clone(), why: "it went away just now; the kubelet will ask again".to_owned() }
 }
 
-fn kernel(step: impl Into<String>, source: KernelError) -> PrepareReason {
+/// What can be planned before there is a lease: its address decides whether a configured gateway can be reached. The whole is planned
+/// when it is there ([`Engine::get_leases`]).
+fn before_lease(config: &NetworkConfig) -> Cow<'_, NetworkConfig> {
+    if wants_dhcp(config) {
+        Cow::Owned(NetworkConfig { routes: None, rules: None, neighbors: None, ..config.clone() })
+    } else {
+        Cow::Borrowed(config)
+    }
+}
+
+fn wants_dhcp(config: &NetworkConfig) -> bool {
+    config.interface.as_ref().is_some_and(|interface| interface.dhcp == Some(true))
+}
+
+pub(super) fn kernel(step: impl Into<String>, source: KernelError) -> PrepareReason {
     PrepareReason::Kernel { step: step.into(), source }
 }

@@ -79,6 +79,7 @@ impl Engine {
         crash::point("unprepare: released");
         // The index on the host may be another by now.
         let record = self.ledger.get(&record.claim.uid).unwrap_or_else(|| record.clone());
+        self.release_leases(&record);
         self.restore_devices(&record)
     }
 

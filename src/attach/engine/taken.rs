@@ -20,7 +20,7 @@ pub(super) fn conflict(socket: &mut RouteSocket, jobs: &[Job], job: &Job, wanted
     if configured {
         return Some(why);
     }
-    tracing::warn!(claim = %job.claim_text, device = %job.device().device, route = %wanted, %why, "a route of the host's is left out");
+    tracing::warn!(claim = %job.claim_text, device = %job.device().device, route = %wanted, %why, "a route that the claim does not ask for is left out");
     None
 }
 

@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::LeftOut;
+use super::{LeftOut, dhcp};
 use crate::config::InterfaceConfig;
+use crate::dhcp::Lease;
 use crate::netdev::address::{FOREVER, IFA_F_NODAD, IFA_F_PERMANENT, SCOPE_UNIVERSE};
 use crate::netdev::{Address, HostState};
 
@@ -22,12 +23,21 @@ const IFAPROT_KERNEL_RA: u8 = 2;
 /// Most addresses that are copied from the host.
 const COPIED_MAX: usize = 256;
 
-/// The configured addresses, or the host's where none are configured. An empty list is a configuration: no addresses.
-pub(super) fn of_pod(interface: &InterfaceConfig, host: &HostState, copies: bool, left_out: &mut LeftOut) -> Vec<Address> {
+/// The configured addresses, or the lease's, or the host's where none are configured. An empty list is a configuration: no addresses.
+pub(super) fn of_pod(
+    interface: &InterfaceConfig,
+    host: &HostState,
+    lease: Option<&Lease>,
+    copies: bool,
+    left_out: &mut LeftOut,
+) -> Vec<Address> {
+    if interface.dhcp == Some(true) {
+        return lease.map(dhcp::address).into_iter().collect();
+    }
     if let Some(configured) = &interface.addresses {
         return configured.iter().map(|net| without_dad(Address::permanent(net.addr(), net.prefix_len()))).collect();
     }
-    if interface.dhcp == Some(true) || !copies {
+    if !copies {
         return Vec::new();
     }
     let mut copied: Vec<Address> = host.addresses.iter().filter_map(|address| copy(address, left_out)).collect();

@@ -7,8 +7,9 @@ use ipnet::IpNet;
 
 use super::addresses::IFA_F_NOPREFIXROUTE;
 use super::reach::{Reach, connected, needs_gateway};
-use super::{LeftOut, PlanError};
+use super::{LeftOut, PlanError, dhcp};
 use crate::config::{NetworkConfig, RouteConfig, RouteKind};
+use crate::dhcp::Lease;
 use crate::netdev::address::{SCOPE_LINK, SCOPE_UNIVERSE};
 use crate::netdev::route::{PROTO_KERNEL, PROTO_RA, TABLE_LOCAL, TABLE_MAIN};
 use crate::netdev::{Address, HostState, Route};
@@ -37,6 +38,7 @@ pub(super) fn of_pod(
     config: &NetworkConfig,
     host: &HostState,
     addresses: &[Address],
+    lease: Option<&Lease>,
     ipv6: bool,
     left_out: &mut LeftOut,
 ) -> Result<(Vec<Route>, Reach), PlanError> {
@@ -49,10 +51,11 @@ pub(super) fn of_pod(
         keys: HashSet::new(),
     };
     let configured = pod.configured(config.routes.as_deref().unwrap_or_default())?;
+    let leased = lease.map(|lease| pod.leased(lease, &configured, left_out)).unwrap_or_default();
     let mut copied = if config.host_state().routes { pod.copied(left_out) } else { Vec::new() };
     left_out.cut(&mut copied, COPIED_MAX, "routes");
     // Only now is known what is reached without a gateway.
-    for route in &copied {
+    for route in leased.iter().chain(&copied) {
         if pod.refuses_use(route).is_none() {
             pod.reach.add(route);
         }
@@ -65,7 +68,7 @@ pub(super) fn of_pod(
         }
         all.push(route);
     }
-    for route in copied {
+    for route in leased.into_iter().chain(copied) {
         match pod.refuses_use(&route) {
             Some(why) => left_out.add(format!("{}: {why}", describe(&route))),
             None => all.push(route),
@@ -109,6 +112,20 @@ impl Pod<'_> {
             planned.push((index, route));
         }
         Ok(planned)
+    }
+
+    /// The lease's routes but those to where the claim has one of its own.
+    fn leased(&mut self, lease: &Lease, configured: &[(usize, Route)], left_out: &mut LeftOut) -> Vec<Route> {
+        let mut leased = Vec::new();
+        for route in dhcp::routes(lease) {
+            let is_configured = |(_, own): &(usize, Route)| own.destination == route.destination && own.table == route.table;
+            if configured.iter().any(is_configured) {
+                left_out.add(format!("{} of the DHCP server: the claim has one of its own to there", describe(&route)));
+            } else if self.keys.insert(key(&route)) {
+                leased.push(route);
+            }
+        }
+        leased
     }
 
     /// The host's routes that make sense in the pod, whether or not the pod can use them.

@@ -1,3 +1,4 @@
+mod dhcp;
 mod properties;
 mod rules_and_neighbours;
 

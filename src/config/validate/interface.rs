@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::{ADDRESSES_MAX, Faults, bad_link_address, not_one_host};
-use crate::config::{InterfaceConfig, VrfConfig};
+use crate::config::{InterfaceConfig, InterfaceKind, VrfConfig};
 use crate::names::PodLinkName;
 
 /// Least MTU of IPv4, bytes (RFC 791; `ETH_MIN_MTU`, `linux/if_ether.h`).
@@ -76,6 +76,9 @@ fn addresses(interface: &InterfaceConfig, faults: &mut Faults) {
     let addresses = interface.addresses.as_deref().unwrap_or_default();
     if interface.dhcp == Some(true) && !addresses.is_empty() {
         faults.add("interface.dhcp", "can't be true when interface.addresses names addresses; choose one");
+    }
+    if interface.dhcp == Some(true) && interface.kind.is_some_and(|kind| kind != InterfaceKind::Passthrough) {
+        faults.add("interface.dhcp", "works with interface.type passthrough only; name addresses in interface.addresses");
     }
     if !faults.length("interface.addresses", addresses.len(), ADDRESSES_MAX) {
         return;

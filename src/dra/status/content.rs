@@ -47,6 +47,8 @@ pub enum Reason {
     SandboxGone,
     /// Prepared before the node was rebooted.
     Rebooted,
+    /// In the pod, and without its address by DHCP.
+    LeaseLost,
     /// Containers of the pod run without it.
     SandboxMissed,
     /// In the pod and configured, and containers of the pod were started before.
@@ -67,6 +69,7 @@ impl Reason {
             Self::DeviceGone => "DeviceGone",
             Self::SandboxGone => "SandboxGone",
             Self::Rebooted => "Rebooted",
+            Self::LeaseLost => "LeaseLost",
             Self::SandboxMissed => "SandboxMissed",
             Self::AttachedLate => "AttachedLate",
         }
@@ -165,6 +168,10 @@ fn verdict(device: &DeviceRecord, seen: Option<&Seen>) -> (Reason, String) {
             Some(Seen::Unknown(why)) => {
                 (Reason::Attached, format!("{host} is in the pod as {pod}; its addresses could not be read: {why}"))
             }
+            Some(Seen::Here(..)) if lost(device).is_some() => {
+                let why = lost(device).unwrap_or_default();
+                (Reason::LeaseLost, format!("{host} is in the pod as {pod}, without an address by DHCP: {why}"))
+            }
             Some(Seen::Here(link, addresses)) => {
                 let failed = addresses.iter().filter(|a| has_failed(a));
                 let failed: String = failed.map(|a| format!("; {} is not used, since somebody else has it", a.ip)).collect();
@@ -183,6 +190,11 @@ fn verdict(device: &DeviceRecord, seen: Option<&Seen>) -> (Reason, String) {
             None => (Reason::Prepared, format!("{host} is down on the host and waits for the pod's sandbox")),
         },
     }
+}
+
+/// Why its address by DHCP must not be used any more.
+fn lost(device: &DeviceRecord) -> Option<&str> {
+    device.dhcp.as_ref()?.lost.as_deref()
 }
 
 /// The time of a move stays in the record of a device that was attached once.

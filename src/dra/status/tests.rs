@@ -86,6 +86,9 @@ fn each_phase_has_its_reason() {
     assert_eq!(reason(&seen(attached.clone(), Seen::NoNamespace)).0, Reason::SandboxGone);
     // That we could not look says nothing of the device.
     assert_eq!(reason(&seen(attached.clone(), Seen::Unknown("EMFILE".to_owned()))).0, Reason::Attached);
+    let lost = seen(look(record(1, "attached", &json!({"dhcp": {"lost": "it is over"}}))), here(Vec::new()));
+    let (without, text) = reason(&lost);
+    assert!(without == Reason::LeaseLost && !without.is_ready() && text.contains("it is over"), "{text}");
     assert_eq!(reason(&Look { this_boot: false, ..attached }).0, Reason::Rebooted);
     for reason in [Reason::Prepared, Reason::AttachFailed, Reason::Released, Reason::DeviceGone, Reason::Rebooted] {
         assert!(!reason.is_ready());

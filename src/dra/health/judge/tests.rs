@@ -66,6 +66,7 @@ fn record(phase: Phase) -> ClaimRecord {
         phase,
         attachment: (phase != Phase::Prepared).then_some(attachment),
         times: Vec::new(),
+        dhcp: None,
         last_error: None,
         since_unix_ms: 0,
     };
