@@ -4,6 +4,7 @@
 //! so that the netlink crates' types stay inside this room.
 
 pub mod address;
+pub mod child;
 pub mod host_state;
 pub mod link;
 pub mod monitor;
@@ -17,6 +18,7 @@ pub mod sysctl;
 pub mod uplink;
 
 pub use address::Address;
+pub use child::{Child, IpvlanFlag, IpvlanMode, MacvlanMode, VlanProtocol};
 pub use host_state::{Difference, HostState, RestoreReport};
 pub use link::{Link, LinkAddress};
 pub use neighbour::Neighbour;

@@ -1,6 +1,7 @@
 //! The plan: everything that must happen to one device for one pod, as typed steps, each with its undo. Pure.
 
 mod addresses;
+pub(crate) mod child;
 mod left_out;
 mod neighbours;
 mod reach;
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{InterfaceConfig, NetworkConfig};
 use crate::names::PodLinkName;
-use crate::netdev::{Address, HostState, LinkAddress};
+use crate::netdev::{Address, Child, HostState, LinkAddress};
 use left_out::LeftOut;
 
 pub use step::{Step, Undo};
@@ -24,7 +25,7 @@ const MTU_MIN_IPV6: u32 = 1280;
 /// The sysctl that a cluster network without IPv6 sets for every link of its pods.
 const DISABLE_IPV6: &str = "ipv6/conf/disable_ipv6";
 
-/// The plan of one device. Steps are in the order they are carried out: move, sysctls, addresses, up, neighbours, routes (those
+/// The plan of one device. Steps are in the order they are carried out: move (or create), sysctls, addresses, up, neighbours, routes (those
 /// of link scope before those that need them), rules. IPv6 addresses with an end come right after up: the kernel makes no
 /// connected route for one that was added to a link that is down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +38,17 @@ pub struct Plan {
     /// What of the host's is not copied into the pod, and why, for people.
     #[serde(default)]
     pub left_out: Vec<String>,
+}
+
+impl Plan {
+    /// What is made on top of the device; none where the device itself goes into the pod.
+    #[must_use]
+    pub fn child(&self) -> Option<&Child> {
+        self.steps.iter().find_map(|step| match step {
+            Step::Create { child, .. } => Some(child),
+            _ => None,
+        })
+    }
 }
 
 /// Why there can be no plan.
@@ -63,6 +75,9 @@ pub enum PlanError {
         /// The device's length in bytes.
         len: usize,
     },
+    /// Nothing can be made on top of such a device.
+    #[error("interface.type: {0}")]
+    Child(#[from] child::Unfit),
     /// IPv6 can't work with so small an MTU.
     #[error("an IPv6 address needs an MTU of at least 1280 bytes, and the link would have {mtu}")]
     Ipv6Mtu {
@@ -104,7 +119,13 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     let rules = rules::of_pod(config, host, &pod_link, &addresses, &routes, &mut left_out);
 
     let (early, late): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|a| !addresses::needs_link_up(a));
-    let mut steps = vec![Step::Move { name: pod_link.clone(), mtu, address }];
+    let mut steps = vec![match child::of(interface) {
+        None => Step::Move { name: pod_link.clone(), mtu, address },
+        Some(child) => {
+            child::check(&child, host, address.as_ref())?;
+            Step::Create { child, name: pod_link.clone(), mtu, address }
+        }
+    }];
     if ipv6 {
         steps.push(Step::Sysctl { key: DISABLE_IPV6.into(), value: "0".into() });
     }

@@ -1,5 +1,6 @@
 //! Rules over values and across fields.
 
+mod child;
 mod interface;
 mod routing;
 

@@ -38,7 +38,7 @@ fn staged(steps: &[Step]) -> impl Iterator<Item = (Stage, &Step)> {
     steps.iter().filter_map(move |step| {
         up |= matches!(step, Step::Up);
         let stage = match step {
-            Step::Move { .. } | Step::Sysctl { .. } => return None,
+            Step::Move { .. } | Step::Create { .. } | Step::Sysctl { .. } => return None,
             Step::Address { .. } if up => Stage::LateAddresses,
             Step::Address { .. } => Stage::Addresses,
             Step::Up => Stage::Up,
@@ -69,6 +69,9 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
             (Err(e), Step::Route { route, configured }) if exists(&e) => taken::conflict(socket, jobs, job, route, *configured),
             // Two devices of a pod may bring the same neighbour or rule: once more is what was wanted.
             (Err(e), _) if exists(&e) && *stage >= Stage::Neighbours => None,
+            (Err(e), Step::Up) if e.errno() == Some(nix::libc::EADDRINUSE) => {
+                Some(format!("{e}: another link on {} has its link-layer address", job.device().host.name))
+            }
             (result, _) => result.err().map(|e| e.to_string()),
         };
         if let Some(why) = why {
@@ -80,7 +83,7 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
 
 fn request(index: u32, step: &Step) -> Option<Request> {
     Some(match step.clone().by_link(index) {
-        Step::Move { .. } | Step::Sysctl { .. } => return None,
+        Step::Move { .. } | Step::Create { .. } | Step::Sysctl { .. } => return None,
         Step::Up => link::up_request(index, true),
         Step::Address { address } => address::add_request(index, &address),
         Step::Neighbour { neighbour } => neighbour::add_request(index, &neighbour),

@@ -1,10 +1,10 @@
 //! Where a device's link is, by index first and by what does not change second. Never by name alone.
 
 use crate::inventory::HardwareId;
-use crate::ledger::DeviceRecord;
-use crate::netdev::Link;
+use crate::ledger::{DeviceRecord, Phase};
+use crate::netdev::{Child, Link};
 
-/// Whether `link` is the device of `record`: what the hardware says, or, for a link without hardware, its kind and one of the
+/// Whether `link`, on the host or moved into a pod, is the device of `record`: what the hardware says, or, for a link without hardware, its kind and one of the
 /// addresses it can have by now.
 pub(super) fn is_device(record: &DeviceRecord, link: &Link) -> bool {
     match &record.hardware {
@@ -28,6 +28,27 @@ fn has_known_address(record: &DeviceRecord, link: &Link) -> bool {
         _ => None,
     });
     link.address == record.host.address || (configured.is_some() && link.address.as_ref() == configured)
+}
+
+/// The link of `record` among `links`, those in its pod: the device itself, or what was made on top of it.
+pub(crate) fn in_pod<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
+    match record.child() {
+        None => find(record, index, links),
+        // Several on one device look alike, and an index does not change while a link is in one namespace.
+        Some(child) => links.iter().find(|link| link.index == index && is_child(record, child, link)),
+    }
+}
+
+/// Whether `link`, in the pod and with the index that was chosen for it, is what was made on top of the device. Until it is recorded as
+/// attached, somebody else in the pod may have made a link with that index; afterwards the pod may rename it.
+fn is_child(record: &DeviceRecord, child: &Child, link: &Link) -> bool {
+    let is_of_kind = link.kind.as_deref() == Some(child.kind()) && link.parent == Some(record.host.index);
+    let address = record.plan.steps.iter().find_map(|step| match step {
+        crate::attach::Step::Create { address, .. } => address.as_ref(),
+        _ => None,
+    });
+    let has_address = address.is_some() && link.address.as_ref() == address;
+    is_of_kind && (record.phase == Phase::Attached || has_address || link.name == record.plan.pod_link.as_str())
 }
 
 /// The device's link among `links`: the one with `index` if it is the device; else the only one that is.

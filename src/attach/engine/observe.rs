@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::{Engine, KernelError, Released, locate, look_deadline};
-use crate::ledger::{ClaimRecord, DeviceRecord, Phase};
-use crate::names::{ClaimUid, DeviceName, PodUid};
+use crate::ledger::{ClaimRecord, DeviceRecord, Phase, Share};
+use crate::names::{ClaimUid, PodUid};
 use crate::netdev::{Address, Link, address, link};
 use crate::netlink::RouteSocket;
 use crate::netns::{Netns, NetnsId};
@@ -24,7 +24,7 @@ pub enum Observed {
     /// Devices were taken back, or not: by a stop, a roll-back, or unprepare.
     Released(Vec<Released>),
     /// A device is on the host again, but not as it was: what, and why. Without an entry all is well.
-    Restored(DeviceName, Vec<(String, String)>),
+    Restored(Share, Vec<(String, String)>),
     /// It was unprepared, and nothing of it is recorded any more.
     Forgotten,
 }
@@ -72,7 +72,7 @@ pub struct Look {
     /// Whether it was prepared since the machine booted; else nothing of it is true any more.
     pub this_boot: bool,
     /// An entry for each device that is recorded as attached.
-    pub seen: BTreeMap<DeviceName, Seen>,
+    pub seen: BTreeMap<Share, Seen>,
 }
 
 /// The links of a namespace, and addresses by index of their link.
@@ -105,12 +105,12 @@ impl Engine {
             }
             record = after;
         }
-        let unknown = |d: &DeviceRecord| (d.device.clone(), Seen::Unknown("it is being worked on".to_owned()));
+        let unknown = |d: &DeviceRecord| (d.share(), Seen::Unknown("it is being worked on".to_owned()));
         let seen = record.devices.iter().filter(|d| d.phase == Phase::Attached).map(unknown).collect();
         Some(Look { this_boot: record.boot_id == self.boot_id, seen, record })
     }
 
-    fn look_inside(&self, record: &ClaimRecord) -> BTreeMap<DeviceName, Seen> {
+    fn look_inside(&self, record: &ClaimRecord) -> BTreeMap<Share, Seen> {
         let mut dumps: HashMap<NetnsId, Result<Dump, Seen>> = HashMap::new();
         let mut seen = BTreeMap::new();
         for device in record.devices.iter().filter(|d| d.phase == Phase::Attached) {
@@ -121,12 +121,12 @@ impl Engine {
             });
             let state = match dump {
                 Err(why) => why.clone(),
-                Ok((links, addresses)) => match locate::find(device, attachment.index, links) {
+                Ok((links, addresses)) => match locate::in_pod(device, attachment.index, links) {
                     Some(link) => Seen::Here(Box::new(link.clone()), of_link(link, addresses)),
                     None => Seen::Missing,
                 },
             };
-            seen.insert(device.device.clone(), state);
+            seen.insert(device.share(), state);
         }
         seen
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::names::PodLinkName;
-use crate::netdev::{Address, LinkAddress, Neighbour, Route, Rule};
+use crate::netdev::{Address, Child, LinkAddress, Neighbour, Route, Rule};
 
 /// One step inside (or into) the pod's namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +16,17 @@ pub enum Step {
         /// MTU in the pod, when it is not the host's; bytes.
         mtu: Option<u32>,
         /// Link-layer address in the pod, when it is not the host's.
+        address: Option<LinkAddress>,
+    },
+    /// Make a link on top of the device, in the pod. The device stays on the host, as it is.
+    Create {
+        /// What it is.
+        child: Child,
+        /// Name in the pod.
+        name: PodLinkName,
+        /// MTU, when it is not the device's; bytes.
+        mtu: Option<u32>,
+        /// Link-layer address, when it is not for the kernel to choose.
         address: Option<LinkAddress>,
     },
     /// Write a per-link sysctl (key as in [`crate::netdev::sysctl`]).
@@ -59,7 +70,9 @@ pub enum Step {
 pub enum Undo {
     /// Move the link back to the host under its host name; what hung on the link in the pod goes with that.
     MoveBack,
-    /// Nothing: moving the link back undoes it.
+    /// Delete the link in the pod.
+    DeleteLink,
+    /// Nothing: moving the link back, or deleting it, undoes it.
     WithMove,
     /// Delete the policy rule, which would stay in the pod.
     DeleteRule {
@@ -74,6 +87,7 @@ impl Step {
     pub fn undo(&self) -> Undo {
         match self {
             Self::Move { .. } => Undo::MoveBack,
+            Self::Create { .. } => Undo::DeleteLink,
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
             _ => Undo::WithMove,
         }
@@ -93,6 +107,7 @@ impl Step {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Move { .. } => "move",
+            Self::Create { .. } => "create",
             Self::Sysctl { .. } => "sysctl",
             Self::Up => "up",
             Self::Address { .. } => "address",
@@ -107,6 +122,7 @@ impl Step {
     pub fn describe(&self) -> String {
         match self {
             Self::Move { name, .. } => format!("moving it into the pod as {name}"),
+            Self::Create { child, name, .. } => format!("making a {child} link in the pod as {name}"),
             Self::Sysctl { key, value } => format!("setting sysctl {key} to {value}"),
             Self::Up => "setting it up".to_owned(),
             Self::Address { address } => format!("adding address {}/{}", address.ip, address.prefix_len),
