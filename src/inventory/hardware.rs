@@ -210,7 +210,7 @@ pub(super) fn candidates(link: &Link, facts: &LinkFacts) -> Vec<HardwareId> {
 const SHARES: &str = "share-";
 
 /// Whether it is a name by which shares are allocated.
-pub(super) fn is_share_name(name: &DeviceName) -> bool {
+pub(crate) fn is_share_name(name: &DeviceName) -> bool {
     name.as_str().starts_with(SHARES)
 }
 

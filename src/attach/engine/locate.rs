@@ -42,7 +42,10 @@ pub(crate) fn in_pod<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -
 /// Whether `link`, in the pod and with the index that was chosen for it, is what was made on top of the device. Until it is recorded as
 /// attached, somebody else in the pod may have made a link with that index; afterwards the pod may rename it.
 fn is_child(record: &DeviceRecord, child: &Child, link: &Link) -> bool {
-    let is_of_kind = link.kind.as_deref() == Some(child.kind()) && link.parent == Some(record.host.index);
+    // On top of a macvlan or ipvlan link the kernel makes such a link on the one below that.
+    let is_sibling = matches!(&record.hardware, HardwareId::Virtual { kind, .. } if kind == child.kind());
+    let is_above = is_sibling || link.parent == Some(record.host.index);
+    let is_of_kind = link.kind.as_deref() == Some(child.kind()) && is_above;
     let address = record.plan.steps.iter().find_map(|step| match step {
         crate::attach::Step::Create { address, .. } => address.as_ref(),
         _ => None,

@@ -9,6 +9,7 @@ use crate::attach::plan::{self, PlanError, child};
 use crate::crash;
 use crate::dra::resolve::{ResolvedClaim, ResolvedDevice};
 use crate::inventory::Device;
+use crate::inventory::hardware::is_share_name;
 use crate::inventory::policy::why_needed;
 use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, Durability, LedgerError, Phase, PodRef, Share, StepTime};
 use crate::names::{DeviceName, PodLinkName};
@@ -291,7 +292,9 @@ impl Engine {
     ) -> Result<(HostState, plan::Plan), PrepareReason> {
         let refused = |source| PrepareReason::Plan { request: wanted.request.clone(), device: wanted.device.clone(), source };
         let share = wanted.share_id.as_deref();
-        let child = child::of_share(&wanted.config, share).map_err(|unfit| refused(unfit.into()))?;
+        // A server without consumable capacity drops what makes a device one that is shared: then there is no share's id.
+        let is_share = share.is_some() || is_share_name(&wanted.device);
+        let child = child::of_share(&wanted.config, is_share).map_err(|unfit| refused(unfit.into()))?;
         let Some(child) = child else {
             let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel("reading sysctls", e.into()))?;
             let host = host.ok_or_else(|| went_away(&wanted.device))?;

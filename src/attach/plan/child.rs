@@ -48,13 +48,13 @@ pub(crate) fn of(interface: &InterfaceConfig) -> Option<Child> {
     }
 }
 
-/// As [`of`], for a device that is allocated as `share`.
+/// As [`of`], for what is allocated as a share of a device, or not.
 ///
 /// # Errors
 /// When a share would have to be moved.
-pub(crate) fn of_share(config: &NetworkConfig, share: Option<&str>) -> Result<Option<Child>, Unfit> {
+pub(crate) fn of_share(config: &NetworkConfig, is_share: bool) -> Result<Option<Child>, Unfit> {
     match config.interface.as_ref().and_then(of) {
-        None if share.is_some() => Err(Unfit::Whole),
+        None if is_share => Err(Unfit::Whole),
         child => Ok(child),
     }
 }
@@ -157,7 +157,7 @@ mod tests {
 
     fn planned(text: &str, parent: &Link, share: &str) -> Result<crate::attach::Plan, PlanError> {
         let config = crate::config::parse(text).unwrap();
-        let child = of_share(&config, Some(share))?;
+        let child = of_share(&config, true)?;
         let (claim, device) = (ClaimUid::new("c").unwrap(), DeviceName::new("d").unwrap());
         let identity = (&claim, &device, Some(share));
         let config = completed(config, &child.unwrap(), &parent.name, identity, |name| name.as_str() == "nic0-1");
