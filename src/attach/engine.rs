@@ -16,6 +16,7 @@ mod recover;
 mod release;
 mod reserve;
 mod restore;
+mod returned;
 mod taken;
 mod turns;
 

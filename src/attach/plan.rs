@@ -13,7 +13,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{InterfaceConfig, NetworkConfig};
+use crate::config::{InterfaceConfig, NetworkConfig, Restore};
 use crate::names::PodLinkName;
 use crate::netdev::{Address, Child, HostState, LinkAddress};
 use left_out::LeftOut;
@@ -38,6 +38,9 @@ pub struct Plan {
     /// What of the host's is not copied into the pod, and why, for people.
     #[serde(default)]
     pub left_out: Vec<String>,
+    /// How much is given back after the pod.
+    #[serde(default)]
+    pub restore: Restore,
 }
 
 impl Plan {
@@ -109,7 +112,7 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     let address = hardware_address(interface, host)?;
 
     let mut left_out = LeftOut::default();
-    let addresses = addresses::of_pod(interface, host, &mut left_out);
+    let addresses = addresses::of_pod(interface, host, config.host_state().addresses, &mut left_out);
     let ipv6 = wants_ipv6(config, &addresses);
     if ipv6 && mtu.unwrap_or(host.mtu) < MTU_MIN_IPV6 {
         return Err(PlanError::Ipv6Mtu { mtu: mtu.unwrap_or(host.mtu) });
@@ -136,7 +139,7 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     let configured = routes::configured_in(config);
     steps.extend(routes.into_iter().map(|route| Step::Route { configured: configured.contains(&route), route }));
     steps.extend(rules.into_iter().map(|rule| Step::Rule { rule }));
-    Ok(Plan { pod_link, steps, left_out: left_out.into_lines() })
+    Ok(Plan { pod_link, steps, left_out: left_out.into_lines(), restore: config.restore.unwrap_or_default() })
 }
 
 /// The MTU to set in the pod, when it is not the host's. 0 as the device's largest means that its driver gives no limit.

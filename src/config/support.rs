@@ -25,17 +25,6 @@ const NOT_YET: &[&str] = &[
     "interface.group",
     "interface.ipv6",
     "interface.sysctls",
-    "routes[].metric",
-    "routes[].type",
-    "routes[].onlink",
-    "routes[].mtu",
-    "routes[].advmss",
-    "rules[].fwmark",
-    "rules[].fwmask",
-    "rules[].iif",
-    "rules[].oif",
-    "rules[].suppressPrefixLength",
-    "rules[].invert",
     "ethtool.features",
     "ethtool.privateFlags",
     "ethtool.rings",
@@ -43,8 +32,6 @@ const NOT_YET: &[&str] = &[
     "ethtool.coalesce",
     "ethtool.pause",
     "vf",
-    "hostState",
-    "restore",
 ];
 
 impl NetworkConfig {

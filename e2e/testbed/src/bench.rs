@@ -2,11 +2,13 @@
 //! same run.
 
 pub mod attach;
+pub mod children;
 pub mod floor;
 pub mod foreign;
 pub mod gate;
 pub mod idle;
 pub mod report;
+pub mod work;
 
 use std::time::Duration;
 

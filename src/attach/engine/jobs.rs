@@ -138,7 +138,7 @@ pub(super) fn verify(socket: &mut RouteSocket, jobs: &[Job]) -> Result<(), Attac
         let wrong = match links.iter().find(|l| l.index == job.index) {
             None => Some("it is not in the pod".to_owned()),
             Some(l) if l.name != job.device().plan.pod_link.as_str() => Some(format!("it is called {} there", l.name)),
-            Some(l) if locate::in_pod(job.device(), job.index, std::slice::from_ref(l)).is_none() => {
+            Some(l) if locate::as_planned(job.device(), job.index, std::slice::from_ref(l)).is_none() => {
                 Some("another link has its index".to_owned())
             }
             Some(l) if !l.is_up() => Some("it is down".to_owned()),

@@ -33,10 +33,15 @@ fn has_known_address(record: &DeviceRecord, link: &Link) -> bool {
 /// The link of `record` among `links`, those in its pod: the device itself, or what was made on top of it.
 pub(crate) fn in_pod<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
     match record.child() {
-        None => find(record, index, links),
+        None => moved(record, index, links),
         // Several on one device look alike, and an index does not change while a link is in one namespace.
         Some(child) => links.iter().find(|link| link.index == index && is_child(record, child, link)),
     }
+}
+
+/// As [`in_pod`], but a device itself must look as it was lent or as it was planned.
+pub(crate) fn as_planned<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
+    if record.child().is_some() { in_pod(record, index, links) } else { find(record, index, links) }
 }
 
 /// Whether `link`, in the pod and with the index that was chosen for it, is what was made on top of the device. Until it is recorded as
@@ -65,4 +70,13 @@ pub(crate) fn find<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> 
             _ => None,
         }
     })
+}
+
+/// The device's link among `links`, those of the namespace it was moved to with `index`: as [`find`]; but a pod may give its link
+/// another link-layer address (a bond does), and a link without hardware has nothing else to be known by. So the link with the index
+/// that we chose there, if it has the kind, is the device as well.
+fn moved<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
+    let HardwareId::Virtual { kind, .. } = &record.hardware else { return find(record, index, links) };
+    let same_kind = |link: &&Link| link.index == index && link.kind.as_deref().unwrap_or_default() == kind;
+    find(record, index, links).or_else(|| links.iter().find(same_kind))
 }

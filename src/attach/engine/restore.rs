@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Engine, KernelError, Observed, locate, look_deadline, micros_since};
+use crate::config::Restore;
 use crate::crash;
 use crate::inventory::HardwareId;
 use crate::ledger::{ClaimRecord, DeviceRecord, Share};
@@ -49,7 +50,9 @@ fn restore_here(record: &ClaimRecord) -> Result<Vec<Failed>, KernelError> {
             continue;
         };
         let (start, deadline) = (Instant::now(), look_deadline());
-        let report = host_state::restore(&mut socket, found.index, &device.host, deadline);
+        let minimal = (device.plan.restore == Restore::Minimal).then(|| device.host.of_link_only());
+        let state = minimal.as_ref().unwrap_or(&device.host);
+        let report = host_state::restore(&mut socket, found.index, state, deadline);
         for (what, why) in &report.failed {
             tracing::warn!(claim = %record.claim, device = %device.device, link = %device.host.name, what, why, "not restored");
         }

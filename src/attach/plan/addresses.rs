@@ -23,11 +23,11 @@ const IFAPROT_KERNEL_RA: u8 = 2;
 const COPIED_MAX: usize = 256;
 
 /// The configured addresses, or the host's where none are configured. An empty list is a configuration: no addresses.
-pub(super) fn of_pod(interface: &InterfaceConfig, host: &HostState, left_out: &mut LeftOut) -> Vec<Address> {
+pub(super) fn of_pod(interface: &InterfaceConfig, host: &HostState, copies: bool, left_out: &mut LeftOut) -> Vec<Address> {
     if let Some(configured) = &interface.addresses {
         return configured.iter().map(|net| without_dad(Address::permanent(net.addr(), net.prefix_len()))).collect();
     }
-    if interface.dhcp == Some(true) {
+    if interface.dhcp == Some(true) || !copies {
         return Vec::new();
     }
     let mut copied: Vec<Address> = host.addresses.iter().filter_map(|address| copy(address, left_out)).collect();

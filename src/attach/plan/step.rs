@@ -79,6 +79,11 @@ pub enum Undo {
         /// The rule.
         rule: Rule,
     },
+    /// Delete the route, which leaves by no link and would stay in the pod.
+    DeleteRoute {
+        /// The route.
+        route: Route,
+    },
 }
 
 impl Step {
@@ -89,6 +94,7 @@ impl Step {
             Self::Move { .. } => Undo::MoveBack,
             Self::Create { .. } => Undo::DeleteLink,
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
+            Self::Route { route, .. } if route.is_dead_end() => Undo::DeleteRoute { route: route.clone() },
             _ => Undo::WithMove,
         }
     }
@@ -129,7 +135,8 @@ impl Step {
             Self::Neighbour { neighbour } => format!("adding neighbour {}", neighbour.ip),
             Self::Route { route, .. } => {
                 let via = route.gateway.map(|g| format!(" via {g}")).unwrap_or_default();
-                format!("adding route {}{via} in table {}", route.destination, route.table)
+                let metric = route.metric.map(|m| format!(" metric {m}")).unwrap_or_default();
+                format!("adding route {}{via}{metric} in table {}", route.destination, route.table)
             }
             Self::Rule { rule } => {
                 let from = rule.source.map(|s| format!(" from {s}")).unwrap_or_default();
