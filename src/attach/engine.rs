@@ -17,6 +17,7 @@ mod release;
 mod reserve;
 mod restore;
 mod returned;
+mod settings;
 mod taken;
 mod turns;
 

@@ -267,6 +267,11 @@ fn a_fault_of_meaning_has_its_path_and_says_what_to_do() {
             r#"{"ethtool": {"privateFlags": {"a-name-of-more-than-31-characters-": true}}}"#,
             "ethtool.privateFlags.a-name-of-more-than",
         ),
+        (r#"{"ethtool": {"rings": {"rx": 0, "tx": 512}}}"#, "ethtool.rings.rx: is 0; a ring has 1 descriptor or more"),
+        (
+            r#"{"ethtool": {"channels": {"rx": 0, "tx": 1, "combined": 0}}}"#,
+            "ethtool.channels: without combined channels both rx and tx",
+        ),
     ];
     for (json, words) in cases {
         let found = faults(json);
@@ -354,8 +359,6 @@ fn what_is_not_carried_out_is_named_field_by_field() {
             "interface.disableEbpfPrograms",
             "interface.arpIgnore",
             "interface.arpAnnounce",
-            "ethtool.features",
-            "ethtool.privateFlags",
         ]
     );
     let rest = r#"{"interface": {"dhcp": true, "forwarding": true, "vrf": {"name": "blue"}}}"#;
@@ -423,6 +426,7 @@ fn a_type_and_its_block_agree() {
     for (bad, path, words) in [
         (r#"{"interface":{"macvlan":{}}}"#, "interface.macvlan", "type macvlan only"),
         (r#"{"interface":{"type":"macvlan","vlan":{"id":5}}}"#, "interface.vlan", "type vlan only"),
+        (r#"{"interface":{"type":"ipvlan"},"ethtool":{"features":{"tso":true}}}"#, "ethtool", "passthrough"),
         (r#"{"interface":{"type":"vlan"}}"#, "interface.vlan.id", "required"),
         (r#"{"interface":{"type":"vlan","vlan":{"protocol":"802.1Q"}}}"#, "interface.vlan.id", "required"),
         (r#"{"interface":{"type":"vlan","vlan":{"id":0}}}"#, "interface.vlan.id", "is 0; must be 1 to 4094"),

@@ -9,6 +9,7 @@ use std::time::Instant;
 use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{InfoData, InfoKind, LinkAttribute, LinkInfo, LinkMessage};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::LinkAddress;
@@ -30,7 +31,7 @@ const IFLA_INFO_DATA: u16 = 2;
 const HEADER: usize = 16;
 
 /// `MACVLAN_MODE_*`, `linux/if_link.h`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MacvlanMode {
     /// Links on one device reach each other.
@@ -47,7 +48,7 @@ pub enum MacvlanMode {
 }
 
 /// `IPVLAN_MODE_*`, `linux/if_link.h`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IpvlanMode {
     /// Switched.
@@ -60,7 +61,7 @@ pub enum IpvlanMode {
 }
 
 /// `IPVLAN_F_*`, `linux/if_link.h`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IpvlanFlag {
     /// Links on one device reach each other.
@@ -73,7 +74,7 @@ pub enum IpvlanFlag {
 }
 
 /// Tag protocol.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum VlanProtocol {
     /// 0x8100.
     #[serde(rename = "802.1Q")]

@@ -297,8 +297,9 @@ impl Engine {
         let child = child::of_share(&wanted.config, is_share).map_err(|unfit| refused(unfit.into()))?;
         let Some(child) = child else {
             let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel("reading sysctls", e.into()))?;
-            let host = host.ok_or_else(|| went_away(&wanted.device))?;
+            let mut host = host.ok_or_else(|| went_away(&wanted.device))?;
             let plan = plan::plan(&wanted.config, &host).map_err(refused)?;
+            host.ethtool = host.ethtool.without_fixed();
             return Ok((host, plan));
         };
         let parent = snapshot.links.iter().find(|link| link.index == index).ok_or_else(|| went_away(&wanted.device))?;

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::{InterfaceConfig, InterfaceKind, NetworkConfig};
 use crate::names::{ClaimUid, DeviceName, LINK_NAME_MAX, PodLinkName};
-use crate::netdev::{Child, HostState, Link, LinkAddress, MacvlanMode};
+use crate::netdev::{Child, Ethtool, HostState, Link, LinkAddress, MacvlanMode};
 
 /// Length of an Ethernet address (`ETH_ALEN`, `linux/if_ether.h`), bytes.
 const ETHERNET: usize = 6;
@@ -92,6 +92,7 @@ pub(crate) fn below(parent: &Link) -> HostState {
         neighbours: Vec::new(),
         sysctls: BTreeMap::new(),
         qdiscs: Vec::new(),
+        ethtool: Ethtool::default(),
     }
 }
 

@@ -1,11 +1,12 @@
 //! `interface.macvlan`, `ipvlan` and `vlan`: links that are made in the pod on top of a device that stays on the host.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use crate::netdev::child::{IpvlanFlag, IpvlanMode, MacvlanMode, VlanProtocol};
 
 /// `interface.macvlan`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct MacvlanConfig {
     /// `bridge` when absent.
@@ -14,7 +15,7 @@ pub struct MacvlanConfig {
 }
 
 /// `interface.ipvlan`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct IpvlanConfig {
     /// `l2` when absent.
@@ -26,11 +27,12 @@ pub struct IpvlanConfig {
 }
 
 /// `interface.vlan`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct VlanConfig {
     /// Required; 1 to 4094.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4094))]
     pub id: Option<u16>,
     /// `802.1Q` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]

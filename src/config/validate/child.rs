@@ -1,7 +1,7 @@
 //! Rules over `interface.type` and the blocks that go with it.
 
 use super::Faults;
-use crate::config::{InterfaceConfig, InterfaceKind, MacvlanMode};
+use crate::config::{EthtoolConfig, InterfaceConfig, InterfaceKind, MacvlanMode, NetworkConfig};
 
 /// Smallest and largest VLAN: 0 marks frames without one, and 4095 is reserved (IEEE 802.1Q; `VLAN_VID_MASK`, `linux/if_vlan.h`).
 const VLANS: std::ops::RangeInclusive<u16> = 1..=4094;
@@ -27,6 +27,14 @@ pub(super) fn check(interface: &InterfaceConfig, faults: &mut Faults) {
     }
     if interface.hardware_addr.is_some() {
         faults.check("interface.hardwareAddr", shares_address(interface, kind));
+    }
+}
+
+/// `ethtool` sets the device, which others have as well.
+pub(super) fn check_ethtool(config: &NetworkConfig, faults: &mut Faults) {
+    let is_child = config.interface.as_ref().is_some_and(|i| i.kind.unwrap_or_default() != InterfaceKind::Passthrough);
+    if is_child && config.ethtool.as_ref().is_some_and(|ethtool| *ethtool != EthtoolConfig::default()) {
+        faults.add("ethtool", "is for a device that goes into the pod itself (interface.type passthrough); remove it");
     }
 }
 
