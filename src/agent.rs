@@ -34,7 +34,7 @@ use tokio_util::task::TaskTracker;
 use crate::attach::Engine;
 use crate::attach::engine::{DeviceSource, lent};
 use crate::doubles;
-use crate::dra::publisher::PublishStatus;
+use crate::dra::publisher::{PublishStatus, Shares};
 use crate::dra::{api, grpc};
 use crate::gate::GuardUse;
 use crate::inventory::sysfs::Sysfs;
@@ -78,6 +78,8 @@ pub enum Hold {
 pub struct AgentConfig {
     /// Name of this node in the API.
     pub node_name: String,
+    /// NICs that several claims may have at the same time.
+    pub shares: Shares,
     /// Driver name.
     pub driver_name: String,
     /// Kubeconfig; in-cluster where absent.

@@ -94,17 +94,21 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// The device called `name`.
+    /// The device called `name`, or whose shares are.
     #[must_use]
     pub fn device(&self, name: &DeviceName) -> Option<&Device> {
-        self.devices.iter().find(|d| &d.name == name)
+        self.devices.iter().find(|d| is_called(&d.name, name))
     }
 
     /// The link that would be the device called `name`, if it is not offered.
     #[must_use]
     pub fn withheld(&self, name: &DeviceName) -> Option<&Withheld> {
-        self.withheld.iter().find(|w| w.device.as_ref() == Some(name))
+        self.withheld.iter().find(|w| w.device.as_ref().is_some_and(|device| is_called(device, name)))
     }
+}
+
+fn is_called(device: &DeviceName, name: &DeviceName) -> bool {
+    device == name || (hardware::is_share_name(name) && hardware::share_name(device) == *name)
 }
 
 #[cfg(test)]

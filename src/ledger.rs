@@ -8,7 +8,7 @@ pub mod peek;
 pub mod record;
 mod store;
 
-pub use record::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, DhcpRecord, Missed, Phase, PodRef, StepTime};
+pub use record::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, DhcpRecord, Missed, Phase, PodRef, Share, StepTime};
 pub use store::{Durability, Ledger, LedgerError, Quarantined};
 
 #[cfg(test)]

@@ -142,6 +142,10 @@ name_type!(
     PodUid, "pod UID", id
 );
 name_type!(
+    /// The scheduler's id of a share of a device: a UID.
+    ShareId, "share id", id
+);
+name_type!(
     /// The runtime's id of a pod sandbox.
     SandboxId, "sandbox id", id
 );

@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod bpf;
+pub mod child;
 pub mod ethtool;
 pub mod host_state;
 pub mod link;
@@ -19,6 +20,7 @@ pub mod sysctl;
 pub mod uplink;
 
 pub use address::Address;
+pub use child::{Child, IpvlanFlag, IpvlanMode, MacvlanMode, VlanProtocol};
 pub use ethtool::Ethtool;
 pub use host_state::{Difference, HostState, RestoreReport};
 pub use link::{Link, LinkAddress};

@@ -252,7 +252,15 @@ const OTHER_DEFAULTS: &[&str] = &["sysctl-dir", "on-overrun"];
 #[test]
 fn the_chart_knows_every_flag_and_its_default() {
     let Some(helm) = Helm::get() else { return };
-    let objects = helm.template(&["agent.offerVeth=true", "agent.needDefaultRoute=true", "agent.onOverrun=defer"]).unwrap();
+    let objects = helm
+        .template(&[
+            "agent.offerVeth=true",
+            "agent.needDefaultRoute=true",
+            "agent.onOverrun=defer",
+            "agent.shareSlots=0",
+            "agent.share=*",
+        ])
+        .unwrap();
     let args = args(&objects);
     let environment = container(&objects)["env"].to_string();
     let output = Command::new(env!("CARGO_BIN_EXE_dranic")).args(["agent", "--help"]).env_clear().output().unwrap();

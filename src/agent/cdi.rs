@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::attach::Engine;
 use crate::gate::GuardUse;
-use crate::ledger::{ClaimRecord, Ledger};
-use crate::names::{ClaimUid, DeviceName};
+use crate::ledger::{ClaimRecord, Ledger, Share};
+use crate::names::ClaimUid;
 
 /// Vendor and class of the devices: the same for each driver name, since devices are called by the claim's UID.
 const KIND: &str = "dranic.dev/claim";
@@ -41,8 +41,16 @@ impl Specs {
 
     /// The CDI device that stands for a device of the claim, for the kubelet's answer. One for each: the kubelet tells the health of
     /// devices apart by it.
-    pub(super) fn device(claim: &ClaimUid, device: &DeviceName) -> String {
-        format!("{KIND}={claim}-{device}")
+    pub(super) fn device(claim: &ClaimUid, share: &Share) -> String {
+        format!("{KIND}={}", Self::name(claim, share))
+    }
+
+    /// Its name in the spec. Shares of one device differ by their ids.
+    fn name(claim: &ClaimUid, share: &Share) -> String {
+        match &share.id {
+            None => format!("{claim}-{}", share.device),
+            Some(id) => format!("{claim}-{}-{id}", share.device),
+        }
     }
 
     /// Writes the claim's spec. The runtime sees either none or all of it.
@@ -69,8 +77,8 @@ impl Specs {
     fn spec(&self, record: &ClaimRecord) -> Value {
         let uid = &record.claim.uid;
         let variable = format!("{VARIABLE}{uid}={}/{}", record.claim.namespace, record.claim.name);
-        let device = |device: &DeviceName| json!({"name": format!("{uid}-{device}"), "containerEdits": {"env": [variable]}});
-        let devices: Vec<_> = record.devices.iter().map(|d| device(&d.device)).collect();
+        let device = |share: &Share| json!({"name": Self::name(uid, share), "containerEdits": {"env": [variable]}});
+        let devices: Vec<_> = record.devices.iter().map(|d| device(&d.share())).collect();
         let mut spec = json!({"cdiVersion": VERSION, "kind": KIND, "devices": devices});
         if let Some(guard) = &self.guard {
             let hook = guard.hook(std::slice::from_ref(uid), None);
@@ -157,6 +165,7 @@ pub(super) async fn keep(specs: Arc<Specs>, engine: Arc<Engine>, period: Duratio
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::DeviceName;
 
     fn record(uid: &str) -> ClaimRecord {
         let device = |name: &str| {
@@ -214,7 +223,9 @@ mod tests {
             let entry = &spec["devices"][index];
             assert_eq!(entry["containerEdits"]["env"][0], "DRANIC_CLAIM_u-1=shop/rail");
             let name = format!("{}={}", spec["kind"].as_str().unwrap(), entry["name"].as_str().unwrap());
-            assert_eq!(name, Specs::device(&uid, &DeviceName::new(device).unwrap()));
+            let share = |id: Option<&str>| Share { device: DeviceName::new(device).unwrap(), id: id.map(str::to_owned) };
+            assert_eq!(name, Specs::device(&uid, &share(None)));
+            assert_eq!(format!("{name}-5a1f"), Specs::device(&uid, &share(Some("5a1f"))), "each share has its own");
         }
         assert!(spec.get("containerEdits").is_none(), "without a guard there is no hook");
         specs.remove(&uid).unwrap();

@@ -201,7 +201,7 @@ fn answer(record: &ClaimRecord) -> impl Iterator<Item = PreparedDevice> {
         request_names: vec![device.request.clone()],
         pool: device.pool.clone(),
         device: device.device.clone(),
-        cdi_device_ids: vec![Specs::device(&record.claim.uid, &device.device)],
+        cdi_device_ids: vec![Specs::device(&record.claim.uid, &device.share())],
         share_id: device.share_id.clone(),
     })
 }

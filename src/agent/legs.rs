@@ -1,5 +1,6 @@
 //! The legs: the kubelet's, the runtime's, and the publisher's; from their start to their end in order.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,9 @@ use super::reports::Reporting;
 use super::{NriState, Shared, Signals, cdi, handover, health, hooks, leases, returned, standby};
 use crate::dra::publisher::PublisherConfig;
 use crate::dra::{grpc, publisher};
+use crate::inventory::Scan;
+use crate::inventory::sysfs::Sysfs;
+use crate::names::DeviceName;
 use crate::netns::Netns;
 use crate::nri::session::{self, SessionConfig};
 
@@ -204,15 +208,30 @@ async fn forward(mut from: watch::Receiver<grpc::Registration>, shared: Arc<Shar
     }
 }
 
+/// Speeds of links that are on the host and have a carrier; the others have the last one that was known.
+fn note_speeds(scan: &Scan, sysfs: &Sysfs, speeds: &mut BTreeMap<DeviceName, u64>) {
+    speeds.retain(|name, _| scan.devices.iter().any(|device| device.name == *name));
+    for device in &scan.devices {
+        if let Some(speed) = device.link.as_ref().and_then(|link| sysfs.speed(&link.name)) {
+            speeds.insert(device.name.clone(), speed);
+        }
+    }
+}
+
 async fn publish(client: kube::Client, shared: Arc<Shared>, stop: CancellationToken) {
     let driver = shared.config.driver_name.clone();
     let (devices, receiver) = watch::channel(Arc::new(Vec::new()));
     let mut scans = shared.inventory.subscribe();
     let config = PublisherConfig { driver: driver.clone(), node_name: shared.config.node_name.clone() };
+    let mut speeds = BTreeMap::new();
     let convert = async {
         loop {
             let scan = scans.borrow_and_update().clone();
             let (all, refused) = publisher::devices(&scan, &driver);
+            if shared.config.shares.slots > 0 {
+                note_speeds(&scan, &Sysfs::new(&shared.config.sysfs), &mut speeds);
+            }
+            let all = publisher::with_shares(all, &scan, &driver, &shared.config.shares, &speeds);
             for why in refused {
                 tracing::warn!(why, "not published");
             }

@@ -13,8 +13,8 @@ use crate::attach::{AttachError, Engine, Released};
 use crate::dra::events::{self, Event, Events, EventsConfig, Object, Waiting};
 use crate::dra::status::{self, Queue, Source, StatusConfig};
 use crate::inventory::HardwareId;
-use crate::ledger::{ClaimRecord, ClaimRef};
-use crate::names::{ClaimUid, DeviceName, PodUid};
+use crate::ledger::{ClaimRecord, ClaimRef, Share};
+use crate::names::{ClaimUid, PodUid};
 
 /// How long what was not written yet may take at the end.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ pub(crate) struct Reports {
     status: Queue,
     events: Events,
     /// Devices of which it was said that they are gone.
-    gone: Mutex<BTreeSet<(ClaimUid, DeviceName)>>,
+    gone: Mutex<BTreeSet<(ClaimUid, Share)>>,
 }
 
 impl Reports {
@@ -86,7 +86,7 @@ impl Reports {
 
     fn released(&self, record: &ClaimRecord, outcome: &Released) {
         match outcome {
-            Released::Moved(_) | Released::AtHome(_) => {}
+            Released::Moved(_) | Released::AtHome(_) | Released::Deleted(_) => {}
             Released::Stuck(device, why) => {
                 let text = format!("claim {}, device {device} could not be taken back from the pod: {why}", record.claim);
                 self.events.send(Event::warning(Object::pod(record), "DeviceStuck", text));
@@ -98,25 +98,25 @@ impl Reports {
     }
 
     /// Said once of each device of a claim.
-    fn is_gone(&self, record: &ClaimRecord, device: &DeviceName) {
+    fn is_gone(&self, record: &ClaimRecord, device: &Share) {
         if !self.gone().insert((record.claim.uid.clone(), device.clone())) {
             return;
         }
-        let host = record.devices.iter().find(|d| d.device == *device).map_or("unknown", |d| d.host.name.as_str());
+        let host = record.devices.iter().find(|d| d.share() == *device).map_or("unknown", |d| d.host.name.as_str());
         let text = format!("claim {}: device {device} ({host} on the host) is gone; was it unplugged?", record.claim);
         self.events.send(Event::warning(Object::pod(record), "DeviceGone", &text));
         self.events.send(Event::warning(Object::claim(&record.claim), "DeviceGone", &text));
     }
 
-    fn not_restored(&self, record: &ClaimRecord, device: &DeviceName, failed: &[(String, String)]) {
-        let host = record.devices.iter().find(|d| d.device == *device).map_or("unknown", |d| d.host.name.as_str());
+    fn not_restored(&self, record: &ClaimRecord, device: &Share, failed: &[(String, String)]) {
+        let host = record.devices.iter().find(|d| d.share() == *device).map_or("unknown", |d| d.host.name.as_str());
         let failed: Vec<String> = failed.iter().take(16).map(|(what, why)| format!("{what}: {why}")).collect();
         let text = format!("device {device} ({host}) is on the host again, but not all as it was: {}", failed.join("; "));
         self.events.send(Event::warning(Object::claim(&record.claim), "HostStateNotRestored", text));
     }
 
     /// A device's address by DHCP is another one, or none. That it is there again is in the status.
-    fn lease(&self, record: &ClaimRecord, device: &DeviceName, news: &LeaseNews) {
+    fn lease(&self, record: &ClaimRecord, device: &Share, news: &LeaseNews) {
         let (reason, text) = match news {
             LeaseNews::Lost(why) => ("LeaseLost", format!("the address is taken out of the pod: {why}")),
             LeaseNews::Changed(what) => ("LeaseChanged", format!("the DHCP server lent {what}")),
@@ -136,13 +136,13 @@ impl Reports {
         Some(look)
     }
 
-    fn gone(&self) -> std::sync::MutexGuard<'_, BTreeSet<(ClaimUid, DeviceName)>> {
+    fn gone(&self) -> std::sync::MutexGuard<'_, BTreeSet<(ClaimUid, Share)>> {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn has_hardware(record: &ClaimRecord, device: &DeviceName) -> bool {
-    record.devices.iter().any(|d| d.device == *device && !matches!(d.hardware, HardwareId::Virtual { .. }))
+fn has_hardware(record: &ClaimRecord, device: &Share) -> bool {
+    record.devices.iter().any(|d| d.share() == *device && !matches!(d.hardware, HardwareId::Virtual { .. }))
 }
 
 /// The tasks that write reports.

@@ -2,6 +2,7 @@
 
 mod attach;
 mod configure;
+mod create;
 mod ended;
 mod foretell;
 mod home;
@@ -15,6 +16,7 @@ mod pods;
 mod prepare;
 mod recover;
 mod release;
+mod reserve;
 mod restore;
 mod returned;
 mod settings;
@@ -29,7 +31,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::attach::forecast::Forecast;
 use crate::inventory::{Lent, Scan};
 use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, LedgerError, Phase};
-use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
+use crate::names::{PodUid, SandboxId};
 use crate::netdev::bpf::TakeOffError;
 use crate::netlink::NetlinkError;
 use crate::netns::{Netns, NetnsError};
@@ -65,7 +67,7 @@ pub struct Engine {
     boot_id: String,
     source: SourceBox,
     /// Which claim has, or is about to have, which device.
-    reserved: Mutex<HashMap<DeviceName, ClaimUid>>,
+    reserved: Mutex<reserve::Reserved>,
     /// One at a time for each pod.
     pods: pods::Pods,
     /// Namespaces held open from attach to release, so that an orderly return is possible after the runtime unlinked the path.
@@ -93,12 +95,10 @@ impl Engine {
     /// hold no device: nothing of them is true any more.
     #[must_use]
     pub fn new(ledger: Arc<Ledger>, host: Netns, boot_id: String, source: Arc<dyn DeviceSource>) -> Self {
-        let reserved = ledger
-            .all()
-            .iter()
-            .filter(|record| record.boot_id == boot_id)
-            .flat_map(|record| record.devices.iter().map(|d| (d.device.clone(), record.claim.uid.clone())))
-            .collect();
+        let mut reserved = reserve::Reserved::default();
+        for record in ledger.all().iter().filter(|record| record.boot_id == boot_id) {
+            record.devices.iter().for_each(|device| reserved.add(device.share(), device.child().copied(), &record.claim.uid));
+        }
         Self {
             ledger,
             host,
@@ -166,7 +166,7 @@ impl Engine {
         self.pins().get(sandbox).cloned()
     }
 
-    fn reserved(&self) -> MutexGuard<'_, HashMap<DeviceName, ClaimUid>> {
+    fn reserved(&self) -> MutexGuard<'_, reserve::Reserved> {
         self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -180,12 +180,16 @@ impl Engine {
 pub fn lent(ledger: &Ledger, boot_id: &str) -> Vec<Lent> {
     let records = ledger.all();
     let current = records.iter().filter(|record| record.boot_id == boot_id);
-    current.flat_map(|record| record.devices.iter()).map(lent_device).collect()
+    let mut lent: Vec<Lent> = current.flat_map(|record| record.devices.iter()).map(lent_device).collect();
+    lent.sort_by(|a, b| a.name.cmp(&b.name));
+    lent.dedup_by(|a, b| a.name == b.name);
+    lent
 }
 
 fn lent_device(device: &DeviceRecord) -> Lent {
     Lent {
-        name: device.device.clone(),
+        // A share has a name of its own in the slice.
+        name: if device.child().is_some() { device.hardware.device_name() } else { device.device.clone() },
         hardware: device.hardware.clone(),
         attributes: device.attributes.clone(),
         index: device.host.index,

@@ -28,6 +28,12 @@ impl Kind {
         });
         Self(texts.collect::<Vec<_>>().join(" "))
     }
+
+    /// A link that is made on top of such a device.
+    #[must_use]
+    pub fn below(self, child: &str) -> Self {
+        Self(format!("{child} on {}", self.0))
+    }
 }
 
 /// The last so many times of something.

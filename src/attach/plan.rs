@@ -1,6 +1,7 @@
 //! The plan: everything that must happen to one device for one pod, as typed steps, each with its undo. Pure.
 
 mod addresses;
+pub(crate) mod child;
 pub(crate) mod dhcp;
 mod ethtool;
 mod left_out;
@@ -17,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{InterfaceConfig, NetworkConfig, Restore};
 use crate::dhcp::Lease;
 use crate::names::PodLinkName;
-use crate::netdev::{Address, HostState, LinkAddress};
+use crate::netdev::{Address, Child, HostState, LinkAddress};
 use left_out::LeftOut;
 
 pub use step::{Step, Undo};
@@ -27,7 +28,7 @@ const MTU_MIN_IPV6: u32 = 1280;
 /// The sysctl that a cluster network without IPv6 sets for every link of its pods.
 const DISABLE_IPV6: &str = "ipv6/conf/disable_ipv6";
 
-/// The plan of one device. Steps are in the order they are carried out: programs off (in prepare), move, sysctls, `ethtool` settings, addresses, up, neighbours, routes (those
+/// The plan of one device. Steps are in the order they are carried out: programs off (in prepare), move (or create), sysctls, `ethtool` settings, addresses, up, neighbours, routes (those
 /// of link scope before those that need them), rules. IPv6 addresses with an end come right after up: the kernel makes no
 /// connected route for one that was added to a link that is down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +44,17 @@ pub struct Plan {
     /// How much is given back after the pod.
     #[serde(default)]
     pub restore: Restore,
+}
+
+impl Plan {
+    /// What is made on top of the device; none where the device itself goes into the pod.
+    #[must_use]
+    pub fn child(&self) -> Option<&Child> {
+        self.steps.iter().find_map(|step| match step {
+            Step::Create { child, .. } => Some(child),
+            _ => None,
+        })
+    }
 }
 
 /// Why there can be no plan.
@@ -75,6 +87,9 @@ pub enum PlanError {
         /// Why.
         why: String,
     },
+    /// Nothing can be made on top of such a device.
+    #[error("interface.type: {0}")]
+    Child(#[from] child::Unfit),
     /// IPv6 can't work with so small an MTU.
     #[error("an IPv6 address needs an MTU of at least 1280 bytes, and the link would have {mtu}")]
     Ipv6Mtu {
@@ -137,7 +152,13 @@ pub fn plan_with(config: &NetworkConfig, host: &HostState, lease: Option<&Lease>
 
     let (early, late): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|a| !addresses::needs_link_up(a));
     let mut steps = Vec::from_iter(programs_off(interface, host)?);
-    steps.push(Step::Move { name: pod_link.clone(), mtu, address });
+    steps.push(match child::of(interface) {
+        None => Step::Move { name: pod_link.clone(), mtu, address },
+        Some(child) => {
+            child::check(&child, host, address.as_ref())?;
+            Step::Create { child, name: pod_link.clone(), mtu, address }
+        }
+    });
     if ipv6 {
         steps.push(Step::Sysctl { key: DISABLE_IPV6.into(), value: "0".into() });
     }

@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 
 use super::{EXIT_USAGE, Failure};
 use crate::agent::{AgentConfig, Hold, NeedsGuard, OnMissedSandbox, OnOverrun};
+use crate::dra::publisher::Shares;
 use crate::dra::{api, grpc};
 use crate::inventory::ScanOptions;
 use crate::names::DNS_LABEL_MAX;
@@ -143,6 +144,15 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_NEED_DEFAULT_ROUTE")]
     pub need_default_route: bool,
 
+    /// How many claims may have a NIC at the same time, each with a macvlan, ipvlan or vlan link on top of it; 0: none is shared. Needs
+    /// Kubernetes 1.36, or the features DRAConsumableCapacity and DRAPartitionableDevices.
+    #[arg(long, env = "DRANIC_SHARE_SLOTS", default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    pub share_slots: u32,
+
+    /// With --share-slots: which NICs, by names of devices or of links on the host; `*` and `?` are patterns. Several flags, or a comma.
+    #[arg(long, env = "DRANIC_SHARE", default_value = "*", value_delimiter = ',', value_name = "PATTERN")]
+    pub share: Vec<String>,
+
     /// Seconds between full rescans of the host, beside those that events start.
     #[arg(long, env = "DRANIC_RESCAN", default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub rescan: u64,
@@ -229,10 +239,14 @@ impl AgentArgs {
         if let Some(uid) = &self.instance {
             crate::names::PodUid::new(uid.as_str()).map_err(|why| Failure::usage("--instance", why))?;
         }
+        for pattern in &self.share {
+            share_pattern(pattern).map_err(|why| Failure::usage("--share", why))?;
+        }
         let filter = tracing_subscriber::EnvFilter::try_new(&self.log_level)
             .map_err(|why| Failure::usage("--log-level", format!("{:?}: {why}", self.log_level)))?;
         let config = AgentConfig {
             node_name,
+            shares: Shares { slots: self.share_slots, patterns: self.share },
             driver_name: self.driver_name,
             kubeconfig: self.kubeconfig,
             kubelet_root: self.kubelet_root,
@@ -288,6 +302,20 @@ fn hold(text: &str) -> Result<Hold, String> {
         Ok(milliseconds @ 0..=60_000) => Ok(Hold::For(Duration::from_millis(milliseconds))),
         _ => Err("give milliseconds, 0 to 60000, or: budget".to_owned()),
     }
+}
+
+/// Longest pattern, bytes: device names have at most 63. The time to compare grows with each star.
+const PATTERN_MAX: usize = 64;
+const STARS_MAX: usize = 4;
+
+fn share_pattern(pattern: &str) -> Result<(), String> {
+    if pattern.is_empty() || pattern.len() > PATTERN_MAX {
+        return Err(format!("a pattern has 1 to {PATTERN_MAX} bytes"));
+    }
+    if pattern.matches('*').count() > STARS_MAX {
+        return Err(format!("a pattern has at most {STARS_MAX} stars"));
+    }
+    Ok(())
 }
 
 fn host_name() -> Result<String, String> {

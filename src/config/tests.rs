@@ -410,3 +410,36 @@ proptest! {
         prop_assert_eq!(duplicate_keys(&value.to_string()), Vec::<String>::new());
     }
 }
+
+#[test]
+fn a_type_and_its_block_agree() {
+    for good in [
+        r#"{"interface":{"type":"passthrough"}}"#,
+        r#"{"interface":{"type":"macvlan","hardwareAddr":"02:00:00:00:00:05"}}"#,
+        r#"{"interface":{"type":"macvlan","macvlan":{"mode":"passthru"}}}"#,
+        r#"{"interface":{"type":"ipvlan","ipvlan":{"mode":"l3s","flag":"private"}}}"#,
+        r#"{"interface":{"type":"vlan","vlan":{"id":4094,"protocol":"802.1ad"},"hardwareAddr":"02:00:00:00:00:05"}}"#,
+    ] {
+        assert_eq!(faults(good), [""; 0], "{good}");
+        assert_eq!(parse(good).unwrap().not_supported_yet(), [], "{good}");
+    }
+    for (bad, path, words) in [
+        (r#"{"interface":{"macvlan":{}}}"#, "interface.macvlan", "type macvlan only"),
+        (r#"{"interface":{"type":"macvlan","vlan":{"id":5}}}"#, "interface.vlan", "type vlan only"),
+        (r#"{"interface":{"type":"ipvlan"},"ethtool":{"features":{"tso":true}}}"#, "ethtool", "passthrough"),
+        (r#"{"interface":{"type":"vlan"}}"#, "interface.vlan.id", "required"),
+        (r#"{"interface":{"type":"vlan","vlan":{"protocol":"802.1Q"}}}"#, "interface.vlan.id", "required"),
+        (r#"{"interface":{"type":"vlan","vlan":{"id":0}}}"#, "interface.vlan.id", "is 0; must be 1 to 4094"),
+        (r#"{"interface":{"type":"vlan","vlan":{"id":4095}}}"#, "interface.vlan.id", "is 4095"),
+        (r#"{"interface":{"type":"ipvlan","hardwareAddr":"02:00:00:00:00:05"}}"#, "interface.hardwareAddr", "ipvlan"),
+        (
+            r#"{"interface":{"type":"macvlan","macvlan":{"mode":"passthru"},"hardwareAddr":"02:00:00:00:00:05"}}"#,
+            "interface.hardwareAddr",
+            "passthru",
+        ),
+    ] {
+        let found = faults(bad);
+        assert!(found.len() == 1 && found[0].starts_with(path) && found[0].contains(words), "{bad}: {found:?}");
+    }
+    assert!(parse(r#"{"interface":{"type":"bridge"}}"#).unwrap_err().to_string().contains("interface.type"));
+}

@@ -1,5 +1,6 @@
 //! Rules over values and across fields.
 
+mod child;
 mod ethtool;
 mod interface;
 mod routing;
@@ -59,6 +60,7 @@ impl NetworkConfig {
         if let Some(ethtool) = &self.ethtool {
             ethtool::check(ethtool, &mut faults);
         }
+        child::check_ethtool(self, &mut faults);
         faults.0
     }
 }

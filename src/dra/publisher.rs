@@ -11,6 +11,7 @@ mod convert;
 mod follow;
 pub(super) mod pace;
 mod plan;
+mod share;
 mod split;
 mod sync;
 
@@ -26,6 +27,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub use convert::devices;
 pub use plan::{Changes, Target, plan};
+pub use share::{Shares, with_shares};
 pub use split::{limit_for, split};
 
 use sync::Publisher;

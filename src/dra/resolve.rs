@@ -11,8 +11,8 @@ use k8s_openapi::api::resource::v1::{
 };
 
 use crate::config::NetworkConfig;
-use crate::ledger::{ClaimRef, PodRef};
-use crate::names::{DeviceName, NameError, PodUid};
+use crate::ledger::{ClaimRef, PodRef, Share};
+use crate::names::{DeviceName, NameError, PodUid, ShareId};
 use configs::Configs;
 
 /// Most allocation results of one claim: `AllocationResultsMaxSize`, `k8s.io/api/resource/v1`.
@@ -37,6 +37,14 @@ pub struct ResolvedDevice {
     pub share_id: Option<String>,
     /// The request asked for admin access: nothing of the device may be changed.
     pub admin_access: bool,
+}
+
+impl ResolvedDevice {
+    /// What tells it from all others of this node.
+    #[must_use]
+    pub fn share(&self) -> Share {
+        Share { device: self.device.clone(), id: self.share_id.clone() }
+    }
 }
 
 /// A claim as far as this driver has to do with it.
@@ -198,7 +206,7 @@ fn device(asked: &ClaimRef, result: &DeviceRequestAllocationResult, configs: &Co
         pool: checked("pool name", &result.pool).map_err(name_error)?,
         device: DeviceName::new(result.device.as_str()).map_err(name_error)?,
         config,
-        share_id: result.share_id.clone(),
+        share_id: result.share_id.clone().map(ShareId::new).transpose().map_err(name_error)?.map(String::from),
         admin_access: result.admin_access == Some(true),
     })
 }

@@ -61,7 +61,7 @@ pub fn check(records: &[ClaimRecord], seen: &Seen<'_>) -> Verdict {
         let first = wrong.into_iter().next();
         first.map(|(record, device, what)| Lack {
             claim: name(record),
-            device: device.device.to_string(),
+            device: device.share().to_string(),
             what,
             last_error: device.last_error.clone(),
             more,
@@ -102,7 +102,7 @@ fn name(record: &ClaimRecord) -> String {
 fn absent<'a>(device: &DeviceRecord, seen: &Seen<'a>) -> Result<&'a Link, String> {
     let here = device.attachment.as_ref().filter(|attachment| attachment.netns == seen.netns);
     match (device.phase, here, &device.attachment) {
-        (Phase::Attached, Some(here), _) => locate::find(device, here.index, seen.links)
+        (Phase::Attached, Some(here), _) => locate::as_planned(device, here.index, seen.links)
             .ok_or_else(|| format!("its link {} is not in the pod (any more)", device.plan.pod_link)),
         (Phase::Attached, None, Some(other)) => Err(format!("it is in another sandbox of the pod, {}", other.sandbox)),
         (Phase::Attaching, ..) => Err("it is on its way into the pod".to_owned()),

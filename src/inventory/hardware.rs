@@ -206,6 +206,29 @@ pub(super) fn candidates(link: &Link, facts: &LinkFacts) -> Vec<HardwareId> {
     }
 }
 
+/// Begin of the name by which shares of a device are allocated. No device is called so: see [`HardwareId::device_name`].
+const SHARES: &str = "share-";
+
+/// Whether it is a name by which shares are allocated.
+pub(crate) fn is_share_name(name: &DeviceName) -> bool {
+    name.as_str().starts_with(SHARES)
+}
+
+/// The name by which shares of `device` are allocated: total and injective, as device names are. Of such a name, itself.
+#[must_use]
+pub fn share_name(device: &DeviceName) -> DeviceName {
+    let device_name = device.as_str();
+    if is_share_name(device) {
+        return device.clone();
+    }
+    DeviceName::new(format!("{SHARES}{device_name}")).unwrap_or_else(|_| {
+        // Too long. A device's name does not begin with the hash's sign, so it is no other device's.
+        let mut name = format!("{SHARES}x");
+        push_hex(&mut name, &Sha256::digest(device_name.as_bytes())[..HASH_DIGITS / 2]);
+        DeviceName::new(name).expect("lower-case letters, digits and an inner hyphen, short")
+    })
+}
+
 /// Gives each link an id, by index. A link that had one in `previous` keeps it as long as it may still have it; the others take
 /// theirs in the order of their indices. Ids in `taken` belong to devices that are elsewhere. A link that can't have any id of
 /// its own is left out.

@@ -130,6 +130,17 @@ impl Sysfs {
         Ok(Some(facts))
     }
 
+    /// Speed of the link, bits per second; none where the driver does not know it, or has no carrier.
+    #[must_use]
+    pub fn speed(&self, name: &str) -> Option<u64> {
+        if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+            return None;
+        }
+        // Mbit/s (`Documentation/ABI/testing/sysfs-class-net`); -1 where it is unknown.
+        let megabits: i64 = text(&self.root.join("class/net").join(name).join("speed"))?.parse().ok()?;
+        u64::try_from(megabits).ok().filter(|speed| *speed > 0)?.checked_mul(1_000_000)
+    }
+
     /// All RDMA devices, `mlx5_2` before `mlx5_10`.
     #[must_use]
     pub fn rdma_devices(&self) -> Vec<RdmaFacts> {

@@ -8,8 +8,26 @@ use crate::attach::Plan;
 use crate::dhcp::Lease;
 use crate::inventory::{Attributes, HardwareId};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
-use crate::netdev::HostState;
+use crate::netdev::{Child, HostState};
 use crate::netns::NetnsId;
+
+/// A device of a claim, or its share of one: several shares of a device may be in one claim.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Share {
+    /// Device name.
+    pub device: DeviceName,
+    /// The scheduler's id of the share; none where a device is allocated as a whole.
+    pub id: Option<String>,
+}
+
+impl std::fmt::Display for Share {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.id {
+            None => write!(f, "{}", self.device),
+            Some(id) => write!(f, "{} (share {id})", self.device),
+        }
+    }
+}
 
 /// Which claim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -136,6 +154,18 @@ impl DeviceRecord {
     #[must_use]
     pub fn lacks_lease(&self) -> bool {
         self.dhcp.is_some() && self.lease().is_none()
+    }
+
+    /// What tells it from all others of this node.
+    #[must_use]
+    pub fn share(&self) -> Share {
+        Share { device: self.device.clone(), id: self.share_id.clone() }
+    }
+
+    /// What is made on top of the device; none where the device itself goes into the pod.
+    #[must_use]
+    pub fn child(&self) -> Option<&Child> {
+        self.plan.child()
     }
 }
 

@@ -232,7 +232,7 @@ pub fn alt_name_request(index: u32, name: &str, add: bool) -> Request {
 }
 
 /// Asks for one link, or for all with index 0, without the statistics: they are most of the bytes.
-fn query(index: u32) -> LinkMessage {
+pub(super) fn query(index: u32) -> LinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index;
     message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));

@@ -75,6 +75,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
     (list "on-overrun" $agent.onOverrun)
     (list "hold" $agent.hold)
     (list "on-missed-sandbox" $agent.onMissedSandbox)
+    (list "share-slots" $agent.shareSlots)
+    (list "share" $agent.share)
     (list "rescan" $agent.rescan)
     (list "wait-for-device" $agent.waitForDevice)
     (list "dhcp-timeout" $agent.dhcpTimeout)

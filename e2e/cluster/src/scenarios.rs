@@ -15,6 +15,7 @@ mod rdma;
 mod reboot;
 mod report;
 mod rolling;
+mod share;
 mod stream;
 mod trouble;
 mod watched;
@@ -87,6 +88,7 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("force-delete", 90, lifecycle::force_delete, "a pod deleted with grace period 0"),
     scenario!("namespace-delete", 120, lifecycle::namespace_delete, "a namespace deleted with running pods"),
     scenario!("churn", 900, lifecycle::churn, "50 pods made and deleted again and again: nothing leaks"),
+    scenario!("shared-nic", 180, share::shared_nic, "two pods on one NIC, a third and the NIC as a whole wait"),
     scenario!("kubelet-restart", 120, disturb::kubelet_restart, "the kubelet starts again: pods keep their NICs, slices return"),
     scenario!("kill-agent", 1500, kills::agent, "kill -9 of the agent while pods start"),
     scenario!("kill-kubelet", 1500, kills::kubelet, "kill -9 of the kubelet while pods start"),

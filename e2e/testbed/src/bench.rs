@@ -2,6 +2,7 @@
 //! same run.
 
 pub mod attach;
+pub mod children;
 pub mod floor;
 pub mod foreign;
 pub mod gate;

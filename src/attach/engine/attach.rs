@@ -8,7 +8,7 @@ use super::configure::{self, StepFailure};
 use super::jobs::{self, Job};
 use super::{Engine, KernelError, Observed, Pace, PodGuard, Released, locate, look_deadline};
 use crate::crash;
-use crate::ledger::{ClaimRecord, DeviceRecord, Phase};
+use crate::ledger::{ClaimRecord, DeviceRecord, Phase, Share};
 use crate::names::{DeviceName, PodUid, SandboxId};
 use crate::netdev::{Link, link, moves};
 use crate::netlink::RouteSocket;
@@ -148,8 +148,8 @@ pub struct Attach<'a> {
 /// How long an attach took.
 #[derive(Debug, Clone, Default)]
 pub struct AttachTimes {
-    /// Device and the time of its move.
-    pub moves: Vec<(DeviceName, Duration)>,
+    /// Device and the time of its move, or of making a link on top of it.
+    pub moves: Vec<(Share, Duration)>,
     /// Opening the namespace and the sockets.
     pub open: Duration,
     /// Looking at what is in the pod, and checking the moves against it.
@@ -190,7 +190,7 @@ pub(super) struct Target<'a> {
     pub(super) sandbox: &'a SandboxId,
     pub(super) path: &'a Path,
     pub(super) netns: &'a Arc<Netns>,
-    deadline: Instant,
+    pub(super) deadline: Instant,
     held_until: Instant,
     guard: &'a PodGuard<'a>,
 }
@@ -285,7 +285,7 @@ impl Engine {
                 tracing::info!(claim = %record.claim, ?outcome, "taken back before a new attach");
                 if let Released::Stuck(device, why) = outcome {
                     let step = "taking it back from where it was before".to_owned();
-                    return Err(AttachError::Step { claim: record.claim.to_string(), device, step, why });
+                    return Err(AttachError::Step { claim: record.claim.to_string(), device: device.device, step, why });
                 }
             }
         }
@@ -306,6 +306,7 @@ impl Engine {
         self.write_intent(jobs, target).map_err(ledger_error)?;
         times.intent = clock.lap();
         self.move_all(target, host, jobs, times)?;
+        self.create_all(target, host, jobs, times)?;
         clock.lap();
         configure::run(target.netns, inside, jobs, target.deadline).map_err(|failure| step_error(jobs, failure))?;
         crash::point("attach: configured");
@@ -328,7 +329,7 @@ impl Engine {
         times: &mut AttachTimes,
     ) -> Result<(), AttachError> {
         let all = jobs.len();
-        for position in 0..all {
+        for position in (0..all).filter(|position| jobs[*position].device().child().is_none()).collect::<Vec<_>>() {
             let turn = self.turns.take(target.pace(), target.deadline);
             if let Some(why) = target.why_stop() {
                 return Err(AttachError::Stopped { done: jobs.iter().filter(|j| j.inside).count(), all, why });
@@ -337,7 +338,7 @@ impl Engine {
             let job = &mut jobs[position];
             let result = moves::send(host, &[job.move_in(target.netns)], look_deadline()).pop();
             crash::point("attach: moved");
-            times.moves.push((job.device().device.clone(), start.elapsed()));
+            times.moves.push((job.device().share(), start.elapsed()));
             drop(turn);
             match result {
                 Some(Ok(())) => job.inside = true,
@@ -364,7 +365,7 @@ impl Target<'_> {
     }
 
     /// How much of a hurry there is, now.
-    fn pace(&self) -> Pace {
+    pub(super) fn pace(&self) -> Pace {
         if Instant::now() < self.held_until { Pace::Held } else { Pace::Background }
     }
 
@@ -373,7 +374,7 @@ impl Target<'_> {
         (self.held_until >= self.deadline).then(|| self.deadline.saturating_duration_since(Instant::now()))
     }
 
-    fn why_stop(&self) -> Option<&'static str> {
+    pub(super) fn why_stop(&self) -> Option<&'static str> {
         // The deadline first: a runtime that was told of it stops the sandbox at once, and that is not the cause.
         if Instant::now() >= self.deadline {
             return Some(if self.budget().is_some() {

@@ -40,7 +40,11 @@ fn staged(steps: &[Step]) -> impl Iterator<Item = (Stage, &Step)> {
     steps.iter().filter_map(move |step| {
         up |= matches!(step, Step::Up);
         let stage = match step {
-            Step::DetachPrograms { .. } | Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => return None,
+            Step::DetachPrograms { .. }
+            | Step::Move { .. }
+            | Step::Create { .. }
+            | Step::Sysctl { .. }
+            | Step::Ethtool { .. } => return None,
             Step::Address { .. } if up => Stage::LateAddresses,
             Step::Address { .. } => Stage::Addresses,
             Step::Up => Stage::Up,
@@ -72,6 +76,9 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
             (Err(e), Step::Route { route, configured }) if exists(&e) => taken::conflict(socket, jobs, job, route, *configured),
             // Two devices of a pod may bring the same neighbour or rule: once more is what was wanted.
             (Err(e), _) if exists(&e) && *stage >= Stage::Neighbours => None,
+            (Err(e), Step::Up) if e.errno() == Some(nix::libc::EADDRINUSE) => {
+                Some(format!("{e}: another link on {} has its link-layer address", job.device().host.name))
+            }
             (result, _) => result.err().map(|e| e.to_string()),
         };
         if let Some(why) = why {
@@ -84,7 +91,9 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
 fn request(job: &Job, step: &Step) -> Option<Request> {
     let index = job.index;
     Some(match step.clone().by_link(index) {
-        Step::DetachPrograms { .. } | Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => return None,
+        Step::DetachPrograms { .. } | Step::Move { .. } | Step::Create { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => {
+            return None;
+        }
         Step::Up => link::up_request(index, true),
         Step::Address { address } => address::add_request(index, &address_now(&address, job.device().lease(), Moment::now())),
         Step::Neighbour { neighbour } => neighbour::add_request(index, &neighbour),

@@ -6,8 +6,8 @@ use super::Engine;
 use super::attach::{AttachError, AttachTimes, Target};
 use super::jobs::Job;
 use crate::attach::forecast::{Done, Forecast, Kind};
-use crate::ledger::{DeviceRecord, Phase};
-use crate::names::{DeviceName, PodUid};
+use crate::ledger::{DeviceRecord, Phase, Share};
+use crate::names::PodUid;
 
 impl Engine {
     /// How long attaching what this pod lacks will take, by what such attaches took; none where that is not known. Looks at the ledger
@@ -40,8 +40,8 @@ impl Engine {
     /// Remembers what an attach took; of one that failed the moves, or an attach that never fits would be tried for ever.
     pub(super) fn learn(&self, pod: &PodUid, times: &AttachTimes, is_done: bool) {
         let records = self.ledger.by_pod(pod);
-        let device = |name: &DeviceName| records.iter().flat_map(|r| &r.devices).find(|d| d.device == *name);
-        let moves: Vec<_> = times.moves.iter().filter_map(|(name, time)| Some((kind(device(name)?), *time))).collect();
+        let device = |share: &Share| records.iter().flat_map(|r| &r.devices).find(|d| d.share() == *share);
+        let moves: Vec<_> = times.moves.iter().filter_map(|(share, time)| Some((kind(device(share)?), *time))).collect();
         // Pauses, and waiting for others' moves, are not this attach's own.
         let rest = times.open + times.look + times.intent + times.verify + times.record;
         self.forecasts().learn(&Done { moves, inside: is_done.then_some((times.configure, rest)) });
@@ -53,5 +53,9 @@ impl Engine {
 }
 
 fn kind(device: &DeviceRecord) -> Kind {
-    Kind::of(&device.attributes)
+    let kind = Kind::of(&device.attributes);
+    match device.child() {
+        None => kind,
+        Some(child) => kind.below(child.kind()),
+    }
 }

@@ -9,7 +9,7 @@ use crate::attach::Step;
 use crate::attach::plan::Undo;
 use crate::crash;
 use crate::ledger::DeviceRecord;
-use crate::netdev::{Link, Route, Rule, bpf, link, moves, route, rule};
+use crate::netdev::{Link, Route, Rule, bpf, child, link, moves, route, rule};
 use crate::netlink::RouteSocket;
 use crate::netns::Netns;
 
@@ -28,7 +28,7 @@ impl Engine {
                 let urgency = (pace, Instant::now() + BACK);
                 devices.iter().map(|device| self.move_one_back(&mut pod, device, &inside, &mut home, urgency)).collect()
             }
-            Err(error) => devices.iter().map(|d| Released::Stuck(d.device.clone(), error.to_string())).collect(),
+            Err(error) => devices.iter().map(|d| Released::Stuck(d.share(), error.to_string())).collect(),
         }
     }
 
@@ -51,6 +51,9 @@ impl Engine {
         let Some(found) = locate::in_pod(device, index, inside) else {
             return self.at_home_or_gone(device, home.links);
         };
+        if device.child().is_some() {
+            return delete(pod, device, found.index);
+        }
         let name = home.name_for(device);
         // The kernel would refuse the whole move for an altname that another link has by now; the restore says who has it.
         for taken in found.alt_names.iter().filter(|alt| home.names.contains(*alt)) {
@@ -69,14 +72,14 @@ impl Engine {
         let result = moves::send(pod, std::slice::from_ref(&back), look_deadline()).pop();
         crash::point("release: moved");
         drop(turn);
-        let Some(Err(error)) = result else { return Released::Moved(device.device.clone()) };
+        let Some(Err(error)) = result else { return Released::Moved(device.share()) };
         // Not atomic: it may be back all the same; what the message could not set, the restore will.
         match link::by_index(pod, found.index, look_deadline()) {
             Ok(None) => {
                 tracing::warn!(device = %device.device, %error, "the link came back, but not with everything set");
-                Released::Moved(device.device.clone())
+                Released::Moved(device.share())
             }
-            _ => Released::Stuck(device.device.clone(), error.to_string()),
+            _ => Released::Stuck(device.share(), error.to_string()),
         }
     }
 
@@ -84,15 +87,27 @@ impl Engine {
         let links = self.host_socket().and_then(|mut s| Ok(link::list(&mut s, look_deadline())?));
         match links {
             Ok(links) => devices.iter().map(|device| self.at_home_or_gone(device, &links)).collect(),
-            Err(error) => devices.iter().map(|d| Released::Stuck(d.device.clone(), error.to_string())).collect(),
+            Err(error) => devices.iter().map(|d| Released::Stuck(d.share(), error.to_string())).collect(),
         }
     }
 
     fn at_home_or_gone(&self, device: &DeviceRecord, links: &[Link]) -> Released {
         match locate::find(device, device.host.index, links) {
-            Some(_) => Released::AtHome(device.device.clone()),
-            None => Released::Gone(device.device.clone()),
+            // What was made on top of it is not there any more, and that is all there is to give back.
+            _ if device.child().is_some() => Released::Deleted(device.share()),
+            Some(_) => Released::AtHome(device.share()),
+            None => Released::Gone(device.share()),
         }
+    }
+}
+
+/// Deletes what was made on top of a device.
+fn delete(pod: &mut RouteSocket, device: &DeviceRecord, index: u32) -> Released {
+    let deleted = pod.request(child::delete_request(index), look_deadline());
+    crash::point("release: deleted");
+    match deleted {
+        Err(error) if error.errno() != Some(nix::libc::ENODEV) => Released::Stuck(device.share(), error.to_string()),
+        _ => Released::Deleted(device.share()),
     }
 }
 
@@ -149,7 +164,7 @@ pub(super) fn leftovers_of(device: &DeviceRecord) -> Vec<Leftover> {
     undo.filter_map(|undo| match undo {
         Undo::DeleteRule { rule } => Some(Leftover::Rule(rule)),
         Undo::DeleteRoute { route } => Some(Leftover::Route(route)),
-        Undo::AttachPrograms | Undo::MoveBack | Undo::WithMove | Undo::Restore => None,
+        Undo::AttachPrograms | Undo::MoveBack | Undo::DeleteLink | Undo::WithMove | Undo::Restore => None,
     })
     .collect()
 }

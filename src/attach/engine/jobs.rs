@@ -10,7 +10,7 @@ use crate::attach::Step;
 use crate::dhcp::Moment;
 use crate::ledger::{ClaimRecord, DeviceRecord};
 use crate::names::ClaimUid;
-use crate::netdev::{Link, link, moves};
+use crate::netdev::{Link, child, link, moves};
 use crate::netlink::{NetlinkError, RouteSocket};
 use crate::netns::Netns;
 
@@ -47,6 +47,18 @@ impl Job {
         moves::Move { index: self.host_index, target: netns.as_fd(), new_index: self.index, name, mtu, address }
     }
 
+    /// The message that makes it, where it is a link on top of the device.
+    pub(super) fn create<'a>(&self, netns: &'a Netns) -> Option<child::Create<'a>> {
+        let &Self { host_index: parent, index, .. } = self;
+        self.device().plan.steps.iter().find_map(|step| match step {
+            Step::Create { child, name, mtu, address } => {
+                let (name, address) = (name.as_str().to_owned(), address.clone());
+                Some(child::Create { child: *child, parent, target: netns.as_fd(), index, name, mtu: *mtu, address })
+            }
+            _ => None,
+        })
+    }
+
     pub(super) fn failed(&self, step: String, why: String) -> AttachError {
         AttachError::Step { claim: self.claim_text.clone(), device: self.device().device.clone(), step, why }
     }
@@ -80,12 +92,16 @@ pub(super) fn jobs(
                 record: record.clone(),
                 position,
                 host_index: 0,
-                index: moves::pick_index(&occupied.indices, device.host.index),
+                index: index_in_pod(&occupied, device),
                 inside: false,
             };
             let found = on_host(host, device).map_err(|e| kernel("looking for the link on the host", e))?;
             let mut link = found.ok_or_else(|| job.gone())?;
             job.host_index = link.index;
+            if device.child().is_some() {
+                // Its altnames stay with the parent.
+                link.alt_names.clear();
+            }
             moves::check(&link, &job.move_in(target.netns), &occupied).map_err(|source| AttachError::Refused {
                 claim: job.claim_text.clone(),
                 device: device.device.clone(),
@@ -98,6 +114,18 @@ pub(super) fn jobs(
         }
     }
     Ok(jobs)
+}
+
+/// The index on the host where it is free. What is made on top of a device must have another one: where a link has the index of
+/// the one below it, the kernel takes it for one without (`dev_get_iflink`).
+fn index_in_pod(occupied: &moves::Occupied, device: &DeviceRecord) -> u32 {
+    if device.child().is_none() {
+        return moves::pick_index(&occupied.indices, device.host.index);
+    }
+    match moves::pick_index(&occupied.indices, 0) {
+        same if same == device.host.index => moves::pick_index(&occupied.indices, same.saturating_add(1)),
+        other => other,
+    }
 }
 
 /// The device's link on the host: where it was, if that is still the device (one small request); else wherever it is now. The kernel
@@ -118,7 +146,9 @@ pub(super) fn verify(socket: &mut RouteSocket, jobs: &[Job]) -> Result<(), Attac
         let wrong = match links.iter().find(|l| l.index == job.index) {
             None => Some("it is not in the pod".to_owned()),
             Some(l) if l.name != job.device().plan.pod_link.as_str() => Some(format!("it is called {} there", l.name)),
-            Some(l) if !locate::is_device(job.device(), l) => Some("another link has its index".to_owned()),
+            Some(l) if locate::as_planned(job.device(), job.index, std::slice::from_ref(l)).is_none() => {
+                Some("another link has its index".to_owned())
+            }
             Some(l) if !l.is_up() => Some("it is down".to_owned()),
             Some(_) => None,
         };

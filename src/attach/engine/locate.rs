@@ -1,10 +1,10 @@
 //! Where a device's link is, by index first and by what does not change second. Never by name alone.
 
 use crate::inventory::HardwareId;
-use crate::ledger::DeviceRecord;
-use crate::netdev::Link;
+use crate::ledger::{DeviceRecord, Phase};
+use crate::netdev::{Child, Link};
 
-/// Whether `link` is the device of `record`: what the hardware says, or, for a link without hardware, its kind and one of the
+/// Whether `link`, on the host or moved into a pod, is the device of `record`: what the hardware says, or, for a link without hardware, its kind and one of the
 /// addresses it can have by now.
 pub(super) fn is_device(record: &DeviceRecord, link: &Link) -> bool {
     match &record.hardware {
@@ -30,6 +30,35 @@ fn has_known_address(record: &DeviceRecord, link: &Link) -> bool {
     link.address == record.host.address || (configured.is_some() && link.address.as_ref() == configured)
 }
 
+/// The link of `record` among `links`, those in its pod: the device itself, or what was made on top of it.
+pub(crate) fn in_pod<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
+    match record.child() {
+        None => moved(record, index, links),
+        // Several on one device look alike, and an index does not change while a link is in one namespace.
+        Some(child) => links.iter().find(|link| link.index == index && is_child(record, child, link)),
+    }
+}
+
+/// As [`in_pod`], but a device itself must look as it was lent or as it was planned.
+pub(crate) fn as_planned<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
+    if record.child().is_some() { in_pod(record, index, links) } else { find(record, index, links) }
+}
+
+/// Whether `link`, in the pod and with the index that was chosen for it, is what was made on top of the device. Until it is recorded as
+/// attached, somebody else in the pod may have made a link with that index; afterwards the pod may rename it.
+fn is_child(record: &DeviceRecord, child: &Child, link: &Link) -> bool {
+    // On top of a macvlan or ipvlan link the kernel makes such a link on the one below that.
+    let is_sibling = matches!(&record.hardware, HardwareId::Virtual { kind, .. } if kind == child.kind());
+    let is_above = is_sibling || link.parent == Some(record.host.index);
+    let is_of_kind = link.kind.as_deref() == Some(child.kind()) && is_above;
+    let address = record.plan.steps.iter().find_map(|step| match step {
+        crate::attach::Step::Create { address, .. } => address.as_ref(),
+        _ => None,
+    });
+    let has_address = address.is_some() && link.address.as_ref() == address;
+    is_of_kind && (record.phase == Phase::Attached || has_address || link.name == record.plan.pod_link.as_str())
+}
+
 /// The device's link among `links`: the one with `index` if it is the device; else the only one that is.
 pub(crate) fn find<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
     let by_index = links.iter().find(|link| link.index == index).filter(|link| is_device(record, link));
@@ -46,7 +75,7 @@ pub(crate) fn find<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> 
 /// The device's link among `links`, those of the namespace it was moved to with `index`: as [`find`]; but a pod may give its link
 /// another link-layer address (a bond does), and a link without hardware has nothing else to be known by. So the link with the index
 /// that we chose there, if it has the kind, is the device as well.
-pub(crate) fn in_pod<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
+fn moved<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
     let HardwareId::Virtual { kind, .. } = &record.hardware else { return find(record, index, links) };
     let same_kind = |link: &&Link| link.index == index && link.kind.as_deref().unwrap_or_default() == kind;
     find(record, index, links).or_else(|| links.iter().find(same_kind))

@@ -63,9 +63,10 @@ impl Engine {
                 device.since_unix_ms = now_unix_ms();
                 device.last_error = None;
                 device.times.retain(|t| ["capture", "lease", "down"].contains(&t.step.as_str()));
-                if let Some((_, time)) = times.moves.iter().find(|(name, _)| *name == job.device().device) {
+                if let Some((_, time)) = times.moves.iter().find(|(share, _)| *share == job.device().share()) {
                     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-                    device.times.push(StepTime { step: "move".to_owned(), micros });
+                    let step = if device.child().is_some() { "create" } else { "move" };
+                    device.times.push(StepTime { step: step.to_owned(), micros });
                 }
                 device.times.push(StepTime { step: "configure".to_owned(), micros: configure });
             },
@@ -84,7 +85,7 @@ impl Engine {
             self.ledger.update(claim, Durability::Process, |record| {
                 of_claim(record);
                 for job in jobs.iter().filter(|job| job.claim == *claim) {
-                    for device in record.devices.iter_mut().filter(|d| d.device == job.device().device) {
+                    for device in record.devices.iter_mut().filter(|d| d.share() == job.device().share()) {
                         change(job, device);
                     }
                 }

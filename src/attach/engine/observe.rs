@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::{Engine, KernelError, LeaseNews, Released, locate, look_deadline};
-use crate::ledger::{ClaimRecord, DeviceRecord, Phase};
-use crate::names::{ClaimUid, DeviceName, PodUid};
+use crate::ledger::{ClaimRecord, DeviceRecord, Phase, Share};
+use crate::names::{ClaimUid, PodUid};
 use crate::netdev::{Address, Link, address, link};
 use crate::netlink::RouteSocket;
 use crate::netns::{Netns, NetnsId};
@@ -24,9 +24,9 @@ pub enum Observed {
     /// Devices were taken back, or not: by a stop, a roll-back, or unprepare.
     Released(Vec<Released>),
     /// A device is on the host again, but not as it was: what, and why. Without an entry all is well.
-    Restored(DeviceName, Vec<(String, String)>),
+    Restored(Share, Vec<(String, String)>),
     /// A device's address by DHCP is lost, is there again, or is another one.
-    Lease(DeviceName, LeaseNews),
+    Lease(Share, LeaseNews),
     /// It was unprepared, and nothing of it is recorded any more.
     Forgotten,
 }
@@ -74,7 +74,7 @@ pub struct Look {
     /// Whether it was prepared since the machine booted; else nothing of it is true any more.
     pub this_boot: bool,
     /// An entry for each device that is recorded as attached.
-    pub seen: BTreeMap<DeviceName, Seen>,
+    pub seen: BTreeMap<Share, Seen>,
 }
 
 /// The links of a namespace, and addresses by index of their link.
@@ -107,12 +107,12 @@ impl Engine {
             }
             record = after;
         }
-        let unknown = |d: &DeviceRecord| (d.device.clone(), Seen::Unknown("it is being worked on".to_owned()));
+        let unknown = |d: &DeviceRecord| (d.share(), Seen::Unknown("it is being worked on".to_owned()));
         let seen = record.devices.iter().filter(|d| d.phase == Phase::Attached).map(unknown).collect();
         Some(Look { this_boot: record.boot_id == self.boot_id, seen, record })
     }
 
-    fn look_inside(&self, record: &ClaimRecord) -> BTreeMap<DeviceName, Seen> {
+    fn look_inside(&self, record: &ClaimRecord) -> BTreeMap<Share, Seen> {
         let mut dumps: HashMap<NetnsId, Result<Dump, Seen>> = HashMap::new();
         let mut seen = BTreeMap::new();
         for device in record.devices.iter().filter(|d| d.phase == Phase::Attached) {
@@ -128,7 +128,7 @@ impl Engine {
                     None => Seen::Missing,
                 },
             };
-            seen.insert(device.device.clone(), state);
+            seen.insert(device.share(), state);
         }
         seen
     }

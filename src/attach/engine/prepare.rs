@@ -6,16 +6,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Engine, KernelError, LOCK_LIMIT, Observed, jobs, kept, locate, look_deadline, micros_since, now_unix_ms};
-use crate::attach::plan::{self, PlanError};
+use crate::attach::plan::{self, PlanError, child};
 use crate::config::NetworkConfig;
 use crate::crash;
 use crate::dra::resolve::{ResolvedClaim, ResolvedDevice};
 use crate::inventory::Device;
+use crate::inventory::hardware::is_share_name;
 use crate::inventory::policy::why_needed;
-use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, DhcpRecord, Durability, LedgerError, Phase, PodRef, StepTime};
+use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, DhcpRecord, Durability, LedgerError, Phase, PodRef, Share, StepTime};
 use crate::names::{DeviceName, PodLinkName};
 use crate::netdev::host_state::Snapshot;
-use crate::netdev::{Link, bpf, link, uplink};
+use crate::netdev::{HostState, Link, bpf, link, uplink};
 use crate::netlink::{NetlinkError, RouteSocket};
 
 /// A claim can't be prepared. Nothing was changed, or it was put back.
@@ -57,6 +58,28 @@ pub enum PrepareReason {
         device: DeviceName,
         /// The claim that has it.
         owner: String,
+    },
+    /// Another claim has what does not go together with what is wanted.
+    #[error("device {device} can't have {wanted} while claim {owner} has {other}: {why}; the kubelet will ask again")]
+    Shared {
+        /// Which device.
+        device: DeviceName,
+        /// What is wanted.
+        wanted: String,
+        /// The claim that is in the way.
+        owner: String,
+        /// What that one has.
+        other: String,
+        /// Why not both.
+        why: String,
+    },
+    /// What is made on top of a link that is down does not work.
+    #[error("device {device}: its link {name} is down on the host, and nothing is made on top of such a one; set it up there")]
+    Down {
+        /// Which device.
+        device: DeviceName,
+        /// Its name on the host.
+        name: String,
     },
     /// A sandbox of another pod has the claim's devices.
     #[error("pod {pod} still has the devices of this claim; the kubelet will ask again until its sandbox is stopped")]
@@ -120,7 +143,7 @@ impl PrepareReason {
     /// Whether another pod has what is wanted, and may give it back by itself.
     #[must_use]
     pub const fn is_held(&self) -> bool {
-        matches!(self, Self::Held { .. } | Self::OtherPod { .. })
+        matches!(self, Self::Held { .. } | Self::Shared { .. } | Self::OtherPod { .. })
     }
 }
 
@@ -172,7 +195,8 @@ impl Engine {
 
     /// Whether `record` is what is asked for.
     fn is_this(&self, record: &ClaimRecord, claim: &ResolvedClaim, pod: &PodRef) -> bool {
-        let (wanted, recorded) = (claim.devices.iter().map(|d| &d.device), record.devices.iter().map(|d| &d.device));
+        let (wanted, recorded) =
+            (claim.devices.iter().map(ResolvedDevice::share), record.devices.iter().map(DeviceRecord::share));
         record.boot_id == self.boot_id
             && record.pod.uid == pod.uid
             && wanted.collect::<BTreeSet<_>>() == recorded.collect::<BTreeSet<_>>()
@@ -193,7 +217,7 @@ impl Engine {
 
     fn prepare_reserved(&self, claim: &ResolvedClaim, pod: &PodRef) -> Result<Arc<ClaimRecord>, PrepareReason> {
         let devices = self.find_devices(claim)?;
-        let records = self.plan_devices(pod, &devices)?;
+        let records = self.plan_devices(&claim.claim, pod, &devices)?;
         let record = ClaimRecord {
             claim: claim.claim.clone(),
             pod: pod.clone(),
@@ -208,26 +232,6 @@ impl Engine {
         let record = self.finish(record, claim)?;
         self.observe(&record, Observed::Prepared);
         Ok(record)
-    }
-
-    /// Reserves every device of the claim, or none.
-    fn reserve(&self, claim: &ResolvedClaim) -> Result<(), PrepareReason> {
-        let mut reserved = self.reserved();
-        for device in &claim.devices {
-            if let Some(owner) = reserved.get(&device.device).filter(|uid| **uid != claim.claim.uid) {
-                let owner =
-                    self.ledger.get(owner).map_or_else(|| owner.to_string(), |r| format!("{} of pod {}", r.claim, r.pod.name));
-                return Err(PrepareReason::Held { device: device.device.clone(), owner });
-            }
-        }
-        for device in &claim.devices {
-            reserved.insert(device.device.clone(), claim.claim.uid.clone());
-        }
-        Ok(())
-    }
-
-    pub(super) fn unreserve(&self, claim: &crate::names::ClaimUid) {
-        self.reserved().retain(|_, owner| owner != claim);
     }
 
     fn find_devices<'a>(&self, claim: &'a ResolvedClaim) -> Result<Vec<(&'a ResolvedDevice, Device)>, PrepareReason> {
@@ -255,7 +259,12 @@ impl Engine {
         claim.devices.iter().map(find).collect()
     }
 
-    fn plan_devices(&self, pod: &PodRef, devices: &[(&ResolvedDevice, Device)]) -> Result<Vec<DeviceRecord>, PrepareReason> {
+    fn plan_devices(
+        &self,
+        claim: &ClaimRef,
+        pod: &PodRef,
+        devices: &[(&ResolvedDevice, Device)],
+    ) -> Result<Vec<DeviceRecord>, PrepareReason> {
         let snapshot = self
             .host_socket()
             .and_then(|mut socket| Ok(Snapshot::take(&mut socket, look_deadline())?))
@@ -278,17 +287,7 @@ impl Engine {
                     why: why_needed(why, &snapshot.links.iter().map(|l| (l.index, l.name.as_str())).collect()),
                 });
             }
-            let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel("reading sysctls", e.into()))?;
-            let mut host = host.ok_or_else(|| went_away(&wanted.device))?;
-            let plan = plan::plan(&before_lease(&wanted.config), &host).map_err(|source| PrepareReason::Plan {
-                request: wanted.request.clone(),
-                device: wanted.device.clone(),
-                source,
-            })?;
-            // One that waits for a lease is planned once more.
-            if !wants_dhcp(&wanted.config) {
-                host.ethtool = host.ethtool.without_fixed();
-            }
+            let (host, plan) = self.plan_device(claim, wanted, &snapshot, index, &names)?;
             if let Some(other) = names.insert(plan.pod_link.clone(), wanted.device.clone()) {
                 return Err(PrepareReason::NameTwice { device: wanted.device.clone(), other, name: plan.pod_link });
             }
@@ -312,6 +311,41 @@ impl Engine {
         Ok(records)
     }
 
+    /// What the link with `index` is on the host, and what shall happen to it.
+    fn plan_device(
+        &self,
+        claim: &ClaimRef,
+        wanted: &ResolvedDevice,
+        snapshot: &Snapshot,
+        index: u32,
+        taken: &BTreeMap<PodLinkName, DeviceName>,
+    ) -> Result<(HostState, plan::Plan), PrepareReason> {
+        let refused = |source| PrepareReason::Plan { request: wanted.request.clone(), device: wanted.device.clone(), source };
+        let share = wanted.share_id.as_deref();
+        // A server without consumable capacity drops what makes a device one that is shared: then there is no share's id.
+        let is_share = share.is_some() || is_share_name(&wanted.device);
+        let child = child::of_share(&wanted.config, is_share).map_err(|unfit| refused(unfit.into()))?;
+        let Some(child) = child else {
+            let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel("reading sysctls", e.into()))?;
+            let mut host = host.ok_or_else(|| went_away(&wanted.device))?;
+            let plan = plan::plan(&before_lease(&wanted.config), &host).map_err(refused)?;
+            // One that waits for a lease is planned once more.
+            if !wants_dhcp(&wanted.config) {
+                host.ethtool = host.ethtool.without_fixed();
+            }
+            return Ok((host, plan));
+        };
+        let parent = snapshot.links.iter().find(|link| link.index == index).ok_or_else(|| went_away(&wanted.device))?;
+        if !parent.is_up() {
+            return Err(PrepareReason::Down { device: wanted.device.clone(), name: parent.name.clone() });
+        }
+        let identity = (&claim.uid, &wanted.device, share);
+        let config = child::completed(wanted.config.clone(), &child, &parent.name, identity, |name| taken.contains_key(name));
+        let host = child::below(parent);
+        let plan = plan::plan(&config, &host).map_err(refused)?;
+        Ok((host, plan))
+    }
+
     /// The index of the device's link, if that is still the link which the inventory saw.
     fn same_index(&self, snapshot: &Snapshot, device: &Device) -> Option<u32> {
         let seen = device.link.as_ref()?;
@@ -324,14 +358,14 @@ impl Engine {
         let mut socket = self.host_socket().map_err(|e| ("opening a netlink socket".to_owned(), e))?;
         self.kept.keep(record).map_err(|e| ("keeping eBPF programs".to_owned(), e.into()))?;
         let mut times = Vec::new();
-        for device in record.devices.iter().filter(|d| d.attachment.is_none()) {
+        for device in record.devices.iter().filter(|d| d.attachment.is_none() && d.child().is_none()) {
             let failed = |e: NetlinkError| (format!("taking {} ({}) down", device.device, device.host.name), e.into());
             let start = Instant::now();
             // One that is not there fails in the sandbox, by name.
             let found = jobs::on_host(&mut socket, device).map_err(failed)?;
             if let Some(link) = found.as_ref().filter(|link| link.is_up()) {
                 link::set_up(&mut socket, link.index, false, look_deadline()).map_err(failed)?;
-                times.push((device.device.clone(), micros_since(start)));
+                times.push((device.share(), micros_since(start)));
                 crash::point("prepare: link down");
             }
             if let Some(link) = found.filter(|_| kept::takes_off(device)) {
@@ -351,13 +385,13 @@ impl Engine {
         self.host.run(work)?
     }
 
-    fn note_down(&self, record: &Arc<ClaimRecord>, times: &[(DeviceName, u64)]) -> Result<Arc<ClaimRecord>, LedgerError> {
+    fn note_down(&self, record: &Arc<ClaimRecord>, times: &[(Share, u64)]) -> Result<Arc<ClaimRecord>, LedgerError> {
         if times.is_empty() {
             return Ok(record.clone());
         }
         let mut record = ClaimRecord::clone(record);
-        for (name, micros) in times {
-            for device in record.devices.iter_mut().filter(|d| d.device == *name) {
+        for (share, micros) in times {
+            for device in record.devices.iter_mut().filter(|d| d.share() == *share) {
                 device.times.retain(|t| t.step != "down");
                 device.times.push(StepTime { step: "down".to_owned(), micros: *micros });
             }

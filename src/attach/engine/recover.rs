@@ -56,6 +56,9 @@ impl Engine {
                 self.reopen(attachment).is_some_and(|inside| locate::in_pod(device, attachment.index, &inside).is_some());
             if is_inside {
                 tracing::debug!(%claim, device = %name, %sandbox, "still in its sandbox");
+            } else if device.child().is_some() {
+                tracing::warn!(%claim, device = %name, %sandbox, "the link on top of it ended while the agent was away");
+                home.push(device);
             } else if locate::find(device, device.host.index, &outside).is_some() {
                 tracing::warn!(%claim, device = %name, %sandbox, "it came back to the host while the agent was away");
                 home.push(device);

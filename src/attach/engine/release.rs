@@ -8,8 +8,8 @@ use super::home::{Leftover, leftovers_of};
 use super::jobs::Job;
 use super::{Engine, LOCK_LIMIT, Observed, Pace, locate, look_deadline, now_unix_ms};
 use crate::crash;
-use crate::ledger::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Durability, Phase};
-use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
+use crate::ledger::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Durability, Phase, Share};
+use crate::names::{ClaimUid, PodUid, SandboxId};
 use crate::netdev::link;
 use crate::netns::Netns;
 
@@ -17,13 +17,15 @@ use crate::netns::Netns;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Released {
     /// It was moved back.
-    Moved(DeviceName),
+    Moved(Share),
     /// It was on the host already: the kernel returns hardware when a namespace ends.
-    AtHome(DeviceName),
+    AtHome(Share),
     /// It is nowhere: a link without hardware ends with its namespace.
-    Gone(DeviceName),
+    Gone(Share),
+    /// What was made on top of it was deleted, or ended with its namespace. The device itself never left the host.
+    Deleted(Share),
     /// It is still in the pod, and why.
-    Stuck(DeviceName, String),
+    Stuck(Share, String),
 }
 
 impl Engine {
@@ -73,7 +75,7 @@ impl Engine {
                 Released::Gone(device) => {
                     tracing::warn!(claim = %record.claim, %device, "the device is gone, there is nothing to give back");
                 }
-                Released::Moved(_) | Released::AtHome(_) => {}
+                Released::Moved(_) | Released::AtHome(_) | Released::Deleted(_) => {}
             }
         }
         crash::point("unprepare: released");
@@ -85,12 +87,12 @@ impl Engine {
 
     /// Undoes an attach that failed, as far as it came; the pod's lock is held.
     pub(super) fn roll_back(&self, pod: &PodUid, jobs: &[Job]) {
-        let is_of_it = |d: &DeviceRecord| d.attachment.is_some() && jobs.iter().any(|job| job.device().device == d.device);
+        let is_of_it = |d: &DeviceRecord| d.attachment.is_some() && jobs.iter().any(|job| job.device().share() == d.share());
         for outcome in self.release_locked(&self.ledger.by_pod(pod), Pace::Background, is_of_it) {
             match outcome {
                 Released::Stuck(device, why) => tracing::error!(%device, %why, "roll-back: the device is still in the pod"),
                 Released::Gone(device) => tracing::error!(%device, "roll-back: the device is gone"),
-                Released::Moved(_) | Released::AtHome(_) => {}
+                Released::Moved(_) | Released::AtHome(_) | Released::Deleted(_) => {}
             }
         }
     }
@@ -142,10 +144,10 @@ impl Engine {
         let home: Vec<&DeviceRecord> = devices
             .iter()
             .copied()
-            .filter(|d| !outcomes.iter().any(|o| matches!(o, Released::Stuck(name, _) if *name == d.device)))
+            .filter(|d| !outcomes.iter().any(|o| matches!(o, Released::Stuck(share, _) if *share == d.share())))
             .collect();
         self.note_home(claim, &home);
-        let by_itself = |d: &DeviceRecord| outcomes.iter().any(|o| matches!(o, Released::AtHome(name) if *name == d.device));
+        let by_itself = |d: &DeviceRecord| outcomes.iter().any(|o| matches!(o, Released::AtHome(share) if *share == d.share()));
         let returned: Vec<&DeviceRecord> = devices.iter().copied().filter(|d| by_itself(d)).collect();
         if let Some(record) = self.ledger.get(claim).filter(|_| !returned.is_empty()) {
             self.put_right(&record, &returned);
@@ -167,9 +169,9 @@ impl Engine {
     }
 
     fn change(&self, claim: &ClaimUid, devices: &[&DeviceRecord], change: impl Fn(&mut DeviceRecord)) {
-        let names: BTreeSet<&DeviceName> = devices.iter().map(|d| &d.device).collect();
+        let shares: BTreeSet<Share> = devices.iter().map(|d| d.share()).collect();
         let written = self.ledger.update(claim, Durability::Process, |record| {
-            for device in record.devices.iter_mut().filter(|d| names.contains(&d.device)) {
+            for device in record.devices.iter_mut().filter(|d| shares.contains(&d.share())) {
                 device.since_unix_ms = now_unix_ms();
                 change(device);
             }
@@ -189,7 +191,7 @@ impl Engine {
     /// What a device which stays in the namespace brought as well.
     fn leftovers_that_stay(&self, claim: &ClaimUid, attachment: &Attachment, leaving: &[&DeviceRecord]) -> Vec<Leftover> {
         let Some(record) = self.ledger.get(claim) else { return Vec::new() };
-        let leaves = |device: &DeviceRecord| leaving.iter().any(|other| other.device == device.device);
+        let leaves = |device: &DeviceRecord| leaving.iter().any(|other| other.share() == device.share());
         self.ledger
             .by_pod(&record.pod.uid)
             .iter()

@@ -8,8 +8,7 @@ use super::{Engine, KernelError, Observed, locate, look_deadline, micros_since};
 use crate::config::Restore;
 use crate::crash;
 use crate::inventory::HardwareId;
-use crate::ledger::{ClaimRecord, DeviceRecord};
-use crate::names::DeviceName;
+use crate::ledger::{ClaimRecord, DeviceRecord, Share};
 use crate::netdev::{Link, bpf, host_state, link};
 use crate::netlink::RouteSocket;
 
@@ -39,18 +38,19 @@ impl Engine {
 }
 
 /// What the kernel refused to put back of a device, and why.
-type Failed = (DeviceName, Vec<(String, String)>);
+type Failed = (Share, Vec<(String, String)>);
 
 /// On a thread in the host's namespace.
 fn restore_here(record: &ClaimRecord, kept: &Open) -> Result<Vec<Failed>, KernelError> {
     let mut socket = RouteSocket::open()?;
     let mut failed = Vec::new();
     let mut late = None;
-    for device in &record.devices {
+    // A device with links on top stayed as it was.
+    for device in record.devices.iter().filter(|device| device.child().is_none()) {
         let Some(found) = find(&mut socket, device)? else {
             tracing::warn!(claim = %record.claim, device = %device.device, "not on the host, nothing to restore");
             if !matches!(device.hardware, HardwareId::Virtual { .. }) {
-                failed.push((device.device.clone(), vec![("link".to_owned(), "not on the host; was it unplugged?".to_owned())]));
+                failed.push((device.share(), vec![("link".to_owned(), "not on the host; was it unplugged?".to_owned())]));
             }
             continue;
         };
@@ -76,7 +76,7 @@ fn restore_here(record: &ClaimRecord, kept: &Open) -> Result<Vec<Failed>, Kernel
             late = Some(KernelError::Late(device.device.to_string()));
         }
         if !report.failed.is_empty() {
-            failed.push((device.device.clone(), report.failed));
+            failed.push((device.share(), report.failed));
         }
     }
     late.map_or(Ok(failed), Err)

@@ -47,14 +47,21 @@ impl Engine {
         if back.is_empty() {
             return Ok(Vec::new());
         }
-        for device in &back {
+        // What was made on top of a device ended with the namespace; the device never left.
+        let (ended, returned): (Vec<&DeviceRecord>, Vec<&DeviceRecord>) =
+            back.iter().partition(|device| device.child().is_some());
+        for device in &returned {
             tracing::warn!(claim = %record.claim, device = %device.device, "its namespace is gone, the kernel returned it");
         }
+        for device in &ended {
+            tracing::warn!(claim = %record.claim, device = %device.share(), "its namespace is gone, and the link on top of it");
+        }
         self.note_home(&record.claim.uid, &back);
-        self.put_right(&record, &back);
-        let names: Vec<DeviceName> = back.iter().map(|device| device.device.clone()).collect();
-        self.observe_claim(&record.claim.uid, &Observed::Released(names.iter().cloned().map(Released::AtHome).collect()));
-        Ok(names)
+        self.put_right(&record, &returned);
+        let outcomes =
+            returned.iter().map(|d| Released::AtHome(d.share())).chain(ended.iter().map(|d| Released::Deleted(d.share())));
+        self.observe_claim(&record.claim.uid, &Observed::Released(outcomes.collect()));
+        Ok(returned.iter().map(|device| device.device.clone()).collect())
     }
 
     fn is_orphan(&self, device: &DeviceRecord) -> bool {
@@ -92,7 +99,8 @@ impl Engine {
         let Some(holder) = links.iter().find(|link| link.name == wanted) else { return };
         let records = self.current(self.ledger.all());
         let is_holder = |device: &DeviceRecord| {
-            device.host.name != wanted && locate::find(device, device.host.index, links).is_some_and(|l| l.index == holder.index)
+            let moved = device.child().is_none() && device.host.name != wanted;
+            moved && locate::find(device, device.host.index, links).is_some_and(|l| l.index == holder.index)
         };
         if !records.iter().any(|record| record.devices.iter().any(is_holder)) {
             return;

@@ -227,7 +227,7 @@ impl Engine {
     }
 
     fn tell(&self, held: &Held, news: LeaseNews) {
-        let device = held.device().device.clone();
+        let device = held.device().share();
         tracing::warn!(claim = %held.record.claim, %device, ?news, "DHCP lease");
         self.observe_claim(&held.record.claim.uid, &Observed::Lease(device, news));
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::PodLinkName;
 use crate::netdev::ethtool::Change;
-use crate::netdev::{Address, LinkAddress, Neighbour, Route, Rule};
+use crate::netdev::{Address, Child, LinkAddress, Neighbour, Route, Rule};
 
 /// One step inside (or into) the pod's namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +22,17 @@ pub enum Step {
         /// MTU in the pod, when it is not the host's; bytes.
         mtu: Option<u32>,
         /// Link-layer address in the pod, when it is not the host's.
+        address: Option<LinkAddress>,
+    },
+    /// Make a link on top of the device, in the pod. The device stays on the host, as it is.
+    Create {
+        /// What it is.
+        child: Child,
+        /// Name in the pod.
+        name: PodLinkName,
+        /// MTU, when it is not the device's; bytes.
+        mtu: Option<u32>,
+        /// Link-layer address, when it is not for the kernel to choose.
         address: Option<LinkAddress>,
     },
     /// Write a per-link sysctl (key as in [`crate::netdev::sysctl`]).
@@ -73,7 +84,9 @@ pub enum Undo {
     AttachPrograms,
     /// Move the link back to the host under its host name; what hung on the link in the pod goes with that.
     MoveBack,
-    /// Nothing: moving the link back undoes it.
+    /// Delete the link in the pod.
+    DeleteLink,
+    /// Nothing: moving the link back, or deleting it, undoes it.
     WithMove,
     /// Moving the link back does not undo it: the host state is restored afterwards ([`crate::netdev::host_state::restore`]).
     Restore,
@@ -95,9 +108,10 @@ impl Undo {
     pub fn describe(&self) -> String {
         match self {
             Self::AttachPrograms => "attaching its eBPF programs again, once it is on the host".to_owned(),
-            Self::Restore => "nothing in the pod: it is set back on the host, with the rest of its state".to_owned(),
             Self::MoveBack => "moving it back to the host, under its name there".to_owned(),
+            Self::DeleteLink => "deleting the link in the pod".to_owned(),
             Self::WithMove => "nothing: it goes when the link is moved back".to_owned(),
+            Self::Restore => "restoring what the device had on the host, after it is moved back".to_owned(),
             Self::DeleteRule { rule } => format!("deleting rule{} of the pod", rule_words(rule)),
             Self::DeleteRoute { route } => format!("deleting route {} of the pod in table {}", route.destination, route.table),
         }
@@ -117,6 +131,7 @@ impl Step {
         match self {
             Self::DetachPrograms { .. } => Undo::AttachPrograms,
             Self::Move { .. } => Undo::MoveBack,
+            Self::Create { .. } => Undo::DeleteLink,
             Self::Ethtool { .. } => Undo::Restore,
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
             Self::Route { route, .. } if route.is_dead_end() => Undo::DeleteRoute { route: route.clone() },
@@ -139,6 +154,7 @@ impl Step {
         match self {
             Self::DetachPrograms { .. } => "detachPrograms",
             Self::Move { .. } => "move",
+            Self::Create { .. } => "create",
             Self::Sysctl { .. } => "sysctl",
             Self::Ethtool { .. } => "ethtool",
             Self::Up => "up",
@@ -158,6 +174,10 @@ impl Step {
                 let mtu = mtu.map(|mtu| format!(", with an MTU of {mtu} bytes")).unwrap_or_default();
                 let address = address.as_ref().map(|address| format!(", with address {address}")).unwrap_or_default();
                 format!("moving it into the pod as {name}{mtu}{address}")
+            }
+            Self::Create { child, name, mtu, .. } => {
+                let mtu = mtu.map(|mtu| format!(", with an MTU of {mtu} bytes")).unwrap_or_default();
+                format!("making a {child} link in the pod as {name}{mtu}")
             }
             Self::Sysctl { key, value } => format!("setting sysctl {key} to {value}"),
             Self::Ethtool { change } => format!("setting {change}"),

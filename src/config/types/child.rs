@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use crate::netdev::child::{IpvlanFlag, IpvlanMode, MacvlanMode, VlanProtocol};
+
 /// `interface.macvlan`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -10,23 +12,6 @@ pub struct MacvlanConfig {
     /// `bridge` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<MacvlanMode>,
-}
-
-/// `MACVLAN_MODE_*`, `linux/if_link.h`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum MacvlanMode {
-    /// Links on one device reach each other.
-    #[default]
-    Bridge,
-    /// They do not.
-    Private,
-    /// They do by the switch outside.
-    Vepa,
-    /// The only link on the device, with its link-layer address.
-    Passthru,
-    /// Only frames from allowed addresses come in.
-    Source,
 }
 
 /// `interface.ipvlan`.
@@ -41,32 +26,6 @@ pub struct IpvlanConfig {
     pub flag: Option<IpvlanFlag>,
 }
 
-/// `IPVLAN_MODE_*`, `linux/if_link.h`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum IpvlanMode {
-    /// Switched.
-    #[default]
-    L2,
-    /// Routed; no broadcast, no neighbour discovery.
-    L3,
-    /// As `l3`, by the host's packet filter.
-    L3s,
-}
-
-/// `IPVLAN_F_*`, `linux/if_link.h`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum IpvlanFlag {
-    /// Links on one device reach each other.
-    #[default]
-    Bridge,
-    /// They do not.
-    Private,
-    /// They do by the switch outside.
-    Vepa,
-}
-
 /// `interface.vlan`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -78,17 +37,4 @@ pub struct VlanConfig {
     /// `802.1Q` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<VlanProtocol>,
-}
-
-/// Tag protocol.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum VlanProtocol {
-    /// 0x8100.
-    #[serde(rename = "802.1Q")]
-    #[default]
-    Dot1q,
-    /// 0x88a8.
-    #[serde(rename = "802.1ad")]
-    Dot1ad,
 }

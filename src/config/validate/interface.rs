@@ -48,6 +48,7 @@ pub(super) fn check(interface: &InterfaceConfig, faults: &mut Faults) {
     if interface.arp_announce.is_some_and(|v| v > 2) {
         faults.add("interface.arpAnnounce", "must be 0, 1 or 2");
     }
+    super::child::check(interface, faults);
     if let Some(config) = &interface.vrf {
         vrf(config, interface.name.as_ref(), faults);
     }

@@ -98,6 +98,9 @@ fn free(device: &Device) -> Verdict {
 }
 
 fn lent(device: &DeviceRecord, links: &Links) -> Verdict {
+    if device.child().is_some() {
+        return shared(device, links);
+    }
     match (device.phase, &device.attachment) {
         (Phase::Attached, Some(attachment)) => match links.pods.get(&attachment.sandbox) {
             None => (State::Unknown, "the pod's network namespace is not open".to_owned()),
@@ -117,6 +120,17 @@ fn lent(device: &DeviceRecord, links: &Links) -> Verdict {
                 (State::Unknown, "it is on its way into the pod or back".to_owned())
             }
             Ok(_) => (State::Unhealthy, format!("device gone: {} is not on the host any more", device.host.name)),
+        },
+    }
+}
+
+/// A device with links on top: the kubelet knows no health of shares, so what one pod does to its link must not count for the others.
+fn shared(device: &DeviceRecord, links: &Links) -> Verdict {
+    match &links.host {
+        Err(why) => (State::Unknown, format!("the host's links can't be read: {why}")),
+        Ok(host) => match locate::find(device, device.host.index, host) {
+            Some(link) => of_link(link, "on the host"),
+            None => (State::Unhealthy, format!("device gone: {} is not on the host any more", device.host.name)),
         },
     }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
+use k8s_openapi::api::resource::v1::{CounterSet, Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use super::compare::same;
+use super::share;
 
 /// Whose slices these are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +38,8 @@ impl Changes {
     }
 }
 
-/// Compares the slices of this driver and node with what is wanted, one list of devices for each slice.
+/// Compares the slices of this driver and node with what is wanted, one list of devices for each slice, and one slice more for the
+/// counters that they consume, where they do: the API takes either in a slice.
 ///
 /// The generation stays while one update (and deletions) is enough to get there: readers never see half of a change. As soon as
 /// more has to be written it grows by one and all slices carry it, so that the scheduler ignores the pool until the last is
@@ -46,15 +48,20 @@ impl Changes {
 pub fn plan(existing: &[ResourceSlice], wanted: &[Vec<Device>], target: &Target) -> Changes {
     let ours: Vec<&ResourceSlice> = existing.iter().filter(|s| belongs(s, target)).collect();
     let current = ours.iter().map(|s| s.spec.pool.generation).max().unwrap_or(0);
-    let count = i64::try_from(wanted.len()).unwrap_or(i64::MAX);
-    let candidates: Vec<&ResourceSlice> = ours.into_iter().filter(|s| s.spec.pool.generation == current).collect();
+    let counters = share::counters(wanted.iter().flatten());
+    let count = i64::try_from(wanted.len() + usize::from(!counters.is_empty())).unwrap_or(i64::MAX);
+    let (of_counters, candidates): (Vec<&ResourceSlice>, Vec<&ResourceSlice>) =
+        ours.into_iter().filter(|s| s.spec.pool.generation == current).partition(|s| !counters_of(s).is_empty());
+    let of_counters = of_counters.into_iter().next().filter(|_| !counters.is_empty());
     let matched = assign(&candidates, wanted);
 
     let stale = |slice: &ResourceSlice, devices: &[Device]| {
         slice.spec.pool.resource_slice_count != count || !as_wanted(&slice.spec) || !same(devices, devices_of(slice))
     };
     let differ = wanted.iter().zip(&matched).filter(|(d, m)| m.is_some_and(|at| stale(candidates[at], d))).count();
-    let grows = matched.iter().any(Option::is_none) || differ > 1;
+    let miscounts = |s: &ResourceSlice| s.spec.pool.resource_slice_count != count || counters_of(s) != counters;
+    let is_new = matched.iter().any(Option::is_none) || (!counters.is_empty() && of_counters.is_none());
+    let grows = is_new || differ + usize::from(of_counters.is_some_and(miscounts)) > 1;
     let generation = if grows { current.saturating_add(1) } else { current };
     let pool = ResourcePool { name: target.node_name.clone(), generation, resource_slice_count: count };
 
@@ -68,7 +75,19 @@ pub fn plan(existing: &[ResourceSlice], wanted: &[Vec<Device>], target: &Target)
             None => changes.create.push(new_slice(devices, &pool, target)),
         }
     }
-    let kept: BTreeSet<Option<&str>> = matched.iter().flatten().map(|at| candidates[*at].metadata.name.as_deref()).collect();
+    match of_counters {
+        Some(slice) if grows || miscounts(slice) => {
+            let spec = counter_spec(counters, &pool, target);
+            changes.update.push(ResourceSlice { metadata: slice.metadata.clone(), spec });
+        }
+        None if !counters.is_empty() => {
+            let spec = counter_spec(counters, &pool, target);
+            changes.create.push(ResourceSlice { spec, ..new_slice(&[], &pool, target) });
+        }
+        _ => {}
+    }
+    let kept: BTreeSet<Option<&str>> =
+        matched.iter().flatten().map(|at| candidates[*at]).chain(of_counters).map(|s| s.metadata.name.as_deref()).collect();
     let unwanted = |s: &&ResourceSlice| {
         is_of(s, target) && s.metadata.deletion_timestamp.is_none() && !kept.contains(&s.metadata.name.as_deref())
     };
@@ -88,6 +107,10 @@ fn belongs(slice: &ResourceSlice, target: &Target) -> bool {
 
 fn devices_of(slice: &ResourceSlice) -> &[Device] {
     slice.spec.devices.as_deref().unwrap_or_default()
+}
+
+fn counters_of(slice: &ResourceSlice) -> &[CounterSet] {
+    slice.spec.shared_counters.as_deref().unwrap_or_default()
 }
 
 /// Nothing is set that we never set. `skipNodeOperations` above all: the kubelet would not call us.
@@ -160,6 +183,10 @@ fn new_slice(devices: &[Device], pool: &ResourcePool, target: &Target) -> Resour
         ..ObjectMeta::default()
     };
     ResourceSlice { metadata, spec: spec(devices.to_vec(), pool, target) }
+}
+
+fn counter_spec(counters: Vec<CounterSet>, pool: &ResourcePool, target: &Target) -> ResourceSliceSpec {
+    ResourceSliceSpec { shared_counters: Some(counters), ..spec(Vec::new(), pool, target) }
 }
 
 fn spec(devices: Vec<Device>, pool: &ResourcePool, target: &Target) -> ResourceSliceSpec {

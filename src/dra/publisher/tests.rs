@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::resource::v1::{DeviceAttribute, DeviceTaint, ResourceSlice};
+use k8s_openapi::api::resource::v1::{Counter, DeviceAttribute, DeviceCounterConsumption, DeviceTaint, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
@@ -129,6 +130,40 @@ fn one_update_keeps_the_generation_more_let_it_grow() {
     let changes = server.reach(&many(0..10));
     assert_eq!(counts(&changes), (0, 1, 1));
     assert_eq!(server.list()[0].spec.pool.generation, 2);
+}
+
+#[test]
+fn what_consumes_counters_has_one_slice_more() {
+    let consuming = |name: &str, counter: &str| {
+        let one = Counter { value: Quantity("1".to_owned()) };
+        let counters = BTreeMap::from([(counter.to_owned(), one)]);
+        let consumed = DeviceCounterConsumption { counter_set: "nics-0".to_owned(), counters, ..Default::default() };
+        Device { consumes_counters: Some(vec![consumed]), ..device(name, 1500) }
+    };
+    let mut server = Server::default();
+    server.reach(&many(0..3));
+    let shared = [consuming("a", "a"), consuming("b", "b")];
+    let changes = server.reach(&shared);
+    assert_eq!(counts(&changes), (1, 1, 0));
+    let slices = server.list();
+    assert!(slices.iter().all(|s| (s.spec.pool.generation, s.spec.pool.resource_slice_count) == (2, 2)));
+    let of_counters: Vec<_> = slices.iter().filter(|s| s.spec.shared_counters.is_some()).collect();
+    assert!(of_counters.len() == 1 && of_counters[0].spec.devices.is_none());
+    assert_eq!(of_counters[0].spec.shared_counters.as_ref().unwrap()[0].counters.len(), 2);
+    assert!(server.reach(&shared).is_empty());
+
+    // A counter more: both slices change, so the generation grows.
+    let changes = server.reach(&[consuming("a", "a"), consuming("b", "b"), consuming("c", "c")]);
+    assert_eq!(counts(&changes), (0, 2, 0));
+    assert!(server.list().iter().all(|s| s.spec.pool.generation == 3));
+    // Only a device changes.
+    let changes = server.reach(&[consuming("a", "a"), consuming("b", "b"), consuming("d", "c")]);
+    assert_eq!(counts(&changes), (0, 1, 0));
+    // None is shared any more.
+    let changes = server.reach(&many(0..3));
+    assert_eq!(counts(&changes), (0, 1, 1));
+    assert_eq!(server.list().len(), 1);
+    assert!(server.reach(&many(0..3)).is_empty());
 }
 
 #[test]

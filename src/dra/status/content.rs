@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::attach::engine::{Look, Seen};
 use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, Phase};
-use crate::netdev::{Address, Link, address};
+use crate::netdev::{Address, Child, Link, address};
 
 /// The condition that says whether the device is in the pod and configured.
 pub const READY: &str = "Ready";
@@ -120,7 +120,7 @@ pub fn device_states(look: &Look) -> Vec<DeviceState> {
 }
 
 fn device_state(look: &Look, device: &DeviceRecord) -> DeviceState {
-    let seen = look.seen.get(&device.device);
+    let seen = look.seen.get(&device.share());
     let (reason, message) = if look.this_boot { verdict(device, seen) } else { rebooted() };
     let (reason, message) = missed(&look.record, device, reason).unwrap_or((reason, message));
     let network = match (reason, seen) {
@@ -186,8 +186,7 @@ fn verdict(device: &DeviceRecord, seen: Option<&Seen>) -> (Reason, String) {
         }
         Phase::Prepared => match error {
             Some(error) => (Reason::AttachFailed, error.to_owned()),
-            None if was_attached(device) => (Reason::Released, format!("{host} is on the host again, down")),
-            None => (Reason::Prepared, format!("{host} is down on the host and waits for the pod's sandbox")),
+            None => waiting(device),
         },
     }
 }
@@ -197,9 +196,20 @@ fn lost(device: &DeviceRecord) -> Option<&str> {
     device.dhcp.as_ref()?.lost.as_deref()
 }
 
+/// On the host, before the pod's sandbox or after it.
+fn waiting(device: &DeviceRecord) -> (Reason, String) {
+    let host = &device.host.name;
+    match (device.child().map(Child::kind), was_attached(device)) {
+        (None, true) => (Reason::Released, format!("{host} is on the host again, down")),
+        (None, false) => (Reason::Prepared, format!("{host} is down on the host and waits for the pod's sandbox")),
+        (Some(kind), true) => (Reason::Released, format!("the {kind} link on {host} was deleted")),
+        (Some(kind), false) => (Reason::Prepared, format!("a {kind} link on {host} is made when the pod has its sandbox")),
+    }
+}
+
 /// The time of a move stays in the record of a device that was attached once.
 fn was_attached(device: &DeviceRecord) -> bool {
-    device.times.iter().any(|time| time.step == "move")
+    device.times.iter().any(|time| time.step == "move" || time.step == "create")
 }
 
 /// Duplicate address detection found somebody else with it.

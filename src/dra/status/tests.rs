@@ -44,7 +44,7 @@ fn look(record: ClaimRecord) -> Look {
 }
 
 fn seen(mut look: Look, seen: Seen) -> Look {
-    look.seen = look.record.devices.iter().map(|d| (d.device.clone(), seen.clone())).collect();
+    look.seen = look.record.devices.iter().map(|d| (d.share(), seen.clone())).collect();
     look
 }
 

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::Samples;
 use super::attach::Attach;
+use super::children::Children;
 use super::foreign::Foreign;
 use super::gate::Gate;
 use super::idle::Idle;
@@ -15,6 +16,8 @@ use super::work::Work;
 const RATIO_GOAL: f64 = 1.10;
 /// With fewer, what is done once for a pod outweighs the moves; there is no goal.
 const RATIO_NICS: usize = 8;
+/// Largest ratio to the kernel's own time of making links on top of a NIC.
+const CHILDREN_GOAL: f64 = 5.0;
 /// Microseconds, median.
 const FOREIGN_GOAL_US: f64 = 100.0;
 /// MB.
@@ -35,6 +38,8 @@ pub struct Report {
     pub gate: Vec<Gate>,
     /// With routes, rules and neighbours.
     pub work: Work,
+    /// Many links on top of one NIC.
+    pub children: Children,
     /// A pod that is not ours.
     pub foreign: Foreign,
     /// The agent before its first pod.
@@ -69,6 +74,11 @@ impl Report {
                 self.work.ratio()
             ));
         }
+        let ratio = self.children.ratio();
+        if ratio > CHILDREN_GOAL {
+            let links = self.children.links;
+            missed.push(format!("making {links} macvlan links takes {ratio:.1} of the kernel's own time, goal {CHILDREN_GOAL}"));
+        }
         let foreign = self.foreign.busy.median_us();
         if foreign > FOREIGN_GOAL_US {
             missed.push(format!("RunPodSandbox of a pod that is not ours takes {foreign:.0} us, goal {FOREIGN_GOAL_US}"));
@@ -92,6 +102,10 @@ impl Report {
             "ways": self.ways.iter().map(ways_json).collect::<Vec<_>>(),
             "work": self.work.json(),
             "gate": self.gate.iter().map(gate_json).collect::<Vec<_>>(),
+            "children": self.children.links,
+            "children_ms": round(self.children.ours.median_ms()),
+            "children_floor_ms": round(self.children.floor.median_ms()),
+            "children_release_ms": round(self.children.release.median_ms()),
             "foreign_us": round(self.foreign.busy.median_us()),
             "foreign_p90_us": round(self.foreign.busy.percentile_us(0.9)),
             "foreign_paused_us": round(self.foreign.paused.median_us()),
@@ -115,6 +129,15 @@ impl Report {
         println!("{}\n", self.ways_table());
         println!("{}\n", self.gate_table());
         println!("{}", self.work.text());
+        let children = &self.children;
+        println!(
+            "{} macvlan links in one pod: {}; the kernel's own time to make them: {}; ratio {:.2}; deleted: {}\n",
+            children.links,
+            spread(&children.ours),
+            spread(&children.floor),
+            children.ratio(),
+            spread(&children.release)
+        );
         let foreign = &self.foreign;
         println!(
             "A pod that is not ours, RunPodSandbox at the socket: {:.0} us (p10 {:.0}, p90 {:.0}; {} requests), with pauses {:.0} us",

@@ -12,12 +12,14 @@ use dranic_testbed::bench::attach::{self, nics};
 use dranic_testbed::bench::floor::{Bed, Before, Way};
 use dranic_testbed::bench::idle::{self, Idle};
 use dranic_testbed::bench::report::{self, Report, Ways};
-use dranic_testbed::bench::{Samples, foreign, gate, work};
+use dranic_testbed::bench::{Samples, children, foreign, gate, work};
 use dranic_testbed::cluster::{Cluster, Options};
 use dranic_testbed::fabric;
 
 /// NICs of the node.
 const NICS: usize = 32;
+/// Links on top of one NIC.
+const CHILDREN: usize = 128;
 
 /// Measures the agent against the kernel's floor on this machine.
 #[derive(Debug, Parser)]
@@ -129,6 +131,10 @@ async fn measure(args: &Args, program: &Path) -> Result<Report> {
     let large: Vec<usize> = args.nics.iter().copied().filter(|count| (2..=largest).contains(count)).collect();
     say(format_args!("holds of {} ms", gate::HOLDS.join(", ")));
     report.gate = gate::measure(&mut cluster, &large, args.rounds.div_ceil(2)).await?;
+
+    say(format_args!("{CHILDREN} macvlan links in one pod, {} rounds", args.rounds.div_ceil(2)));
+    let rounds = args.rounds.div_ceil(2);
+    report.children = tokio::task::spawn_blocking(move || children::measure(CHILDREN, rounds)).await??;
 
     say("RunPodSandbox of a pod that is not ours");
     cluster.runtime.stop(true).await;

@@ -81,7 +81,7 @@ fn any_config() -> impl Strategy<Value = NetworkConfig> {
 fn check_invariants(plan: &Plan) {
     let rank = |step: &Step| match step {
         Step::DetachPrograms { .. } => -1,
-        Step::Move { .. } => 0,
+        Step::Move { .. } | Step::Create { .. } => 0,
         Step::Sysctl { .. } | Step::Ethtool { .. } => 1,
         Step::Address { address } if !addresses::needs_link_up(address) => 2,
         Step::Up => 3,
