@@ -292,7 +292,9 @@ async fn start(
     let inventory = Arc::new(inventory);
     let source = Arc::new(Source { inventory: inventory.clone(), runtime: tokio::runtime::Handle::current() });
     let observer = reports.clone();
-    let engine = Engine::new(ledger, host, boot_id, source).with_observer(Arc::new(move |o| observer.observe(&o)));
+    let engine = Engine::new(ledger, host, boot_id, source)
+        .with_sysfs(Sysfs::new(&config.sysfs))
+        .with_observer(Arc::new(move |o| observer.observe(&o)));
     let engine = Arc::new(engine);
     {
         let engine = engine.clone();

@@ -15,6 +15,7 @@ pub mod route;
 pub mod rule;
 pub mod sysctl;
 pub mod uplink;
+pub mod vf;
 
 pub use address::Address;
 pub use host_state::{Difference, HostState, RestoreReport};

@@ -17,12 +17,14 @@ mod restore;
 mod returned;
 mod taken;
 mod turns;
+mod vf;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::attach::forecast::Forecast;
+use crate::inventory::sysfs::Sysfs;
 use crate::inventory::{Lent, Scan};
 use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, LedgerError, Phase};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
@@ -67,6 +69,10 @@ pub struct Engine {
     turns: turns::Turns,
     forecast: Mutex<Forecast>,
     ended: ended::Ended,
+    /// Held while a virtual function is looked at and set.
+    vfs: Mutex<()>,
+    /// Where virtual functions are told from others.
+    sysfs: Sysfs,
     observer: observe::ObserverBox,
 }
 
@@ -101,8 +107,17 @@ impl Engine {
             turns: turns::Turns::default(),
             forecast: Mutex::default(),
             ended: ended::Ended::default(),
+            vfs: Mutex::default(),
+            sysfs: Sysfs::new("/sys"),
             observer: observe::ObserverBox::default(),
         }
+    }
+
+    /// Looks at the sysfs tree `sysfs`; without it at `/sys`.
+    #[must_use]
+    pub fn with_sysfs(mut self, sysfs: Sysfs) -> Self {
+        self.sysfs = sysfs;
+        self
     }
 
     /// All records, for status and for the inventory.

@@ -35,7 +35,6 @@ const NOT_YET: &[&str] = &[
     "ethtool.channels",
     "ethtool.coalesce",
     "ethtool.pause",
-    "vf",
 ];
 
 impl NetworkConfig {

@@ -407,3 +407,24 @@ proptest! {
         prop_assert_eq!(duplicate_keys(&value.to_string()), Vec::<String>::new());
     }
 }
+
+#[test]
+fn rules_over_virtual_functions() {
+    let good = r#"{"vf": {"vlan": 4094, "qos": 7, "proto": "802.1ad", "mac": "02:00:00:00:00:07", "spoofCheck": false, "trust": true,
+        "minTxRate": 10, "maxTxRate": 0, "linkState": "auto"}}"#;
+    assert_eq!(faults(good), [""; 0]);
+    assert!(parse(good).unwrap().not_supported_yet().is_empty());
+    assert_eq!(faults(r#"{"vf": {"vlan": 0, "qos": 0}}"#), [""; 0]);
+    for (json, path) in [
+        (r#"{"vlan": 4095}"#, "vf.vlan"),
+        (r#"{"vlan": 1, "qos": 8}"#, "vf.qos"),
+        (r#"{"vlan": 0, "qos": 1}"#, "vf.qos"),
+        (r#"{"vlan": 0, "proto": "802.1Q"}"#, "vf.proto"),
+        (r#"{"mac": "01:00:00:00:00:07"}"#, "vf.mac"),
+        (r#"{"minTxRate": 20, "maxTxRate": 10}"#, "vf.minTxRate"),
+    ] {
+        let found = faults(&format!(r#"{{"vf": {json}}}"#));
+        assert!(found.len() == 1 && found[0].starts_with(path), "{json}: {found:?}");
+    }
+    assert!(parse(r#"{"vf": {"linkState": "up"}}"#).is_err());
+}

@@ -2,6 +2,7 @@
 
 mod interface;
 mod routing;
+mod vf;
 
 use std::net::IpAddr;
 
@@ -58,6 +59,9 @@ impl NetworkConfig {
         routing::rules(self.rules.as_deref().unwrap_or_default(), vrf, &mut faults);
         routing::neighbors(self.neighbors.as_deref().unwrap_or_default(), &mut faults);
         self.check_ethtool(&mut faults);
+        if let Some(config) = &self.vf {
+            vf::check(config, &mut faults);
+        }
         faults.0
     }
 

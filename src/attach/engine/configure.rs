@@ -38,7 +38,7 @@ fn staged(steps: &[Step]) -> impl Iterator<Item = (Stage, &Step)> {
     steps.iter().filter_map(move |step| {
         up |= matches!(step, Step::Up);
         let stage = match step {
-            Step::Move { .. } | Step::Sysctl { .. } => return None,
+            Step::Vf { .. } | Step::Move { .. } | Step::Sysctl { .. } => return None,
             Step::Address { .. } if up => Stage::LateAddresses,
             Step::Address { .. } => Stage::Addresses,
             Step::Up => Stage::Up,
@@ -80,7 +80,7 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
 
 fn request(index: u32, step: &Step) -> Option<Request> {
     Some(match step.clone().by_link(index) {
-        Step::Move { .. } | Step::Sysctl { .. } => return None,
+        Step::Vf { .. } | Step::Move { .. } | Step::Sysctl { .. } => return None,
         Step::Up => link::up_request(index, true),
         Step::Address { address } => address::add_request(index, &address),
         Step::Neighbour { neighbour } => neighbour::add_request(index, &neighbour),

@@ -81,6 +81,16 @@ pub enum PrepareReason {
         /// Why.
         source: PlanError,
     },
+    /// As a virtual function it can't be what is asked for.
+    #[error("request {request}, device {device}: {why}")]
+    Vf {
+        /// Which request.
+        request: String,
+        /// Which device.
+        device: DeviceName,
+        /// Why, with the path of the field.
+        why: String,
+    },
     /// Two devices of the pod would have one name.
     #[error("devices {device} and {other} would both be called {name} in the pod; set interface.name for one of them")]
     NameTwice {
@@ -123,8 +133,8 @@ impl Engine {
         self.end_other_use(claim, pod)?;
         let _guard = self.pods.lock(&pod.uid, Instant::now() + LOCK_LIMIT).ok_or(PrepareReason::Busy)?;
         match self.ledger.get(&claim.claim.uid) {
-            // A prepare that was killed may have left links up.
-            Some(record) if self.is_this(&record, claim, pod) => self.take_down(&record).map_err(|(step, e)| kernel(step, e)),
+            // A prepare that was killed may have left links up, and virtual functions as they were.
+            Some(record) if self.is_this(&record, claim, pod) => self.change_host(&record),
             Some(_) => Err(PrepareReason::Busy),
             None => {
                 self.reserve(claim)?;
@@ -173,10 +183,7 @@ impl Engine {
         crash::point("prepare: planned");
         let record = self.ledger.put(record, Durability::Disk).map_err(|e| kernel("writing the ledger", KernelError::from(e)))?;
         crash::point("prepare: recorded");
-        let record = self.take_down(&record).map_err(|(step, error)| {
-            self.put_back(&record);
-            kernel(step, error)
-        })?;
+        let record = self.change_host(&record).inspect_err(|_| self.put_back(&record))?;
         self.observe(&record, Observed::Prepared);
         Ok(record)
     }
@@ -251,11 +258,13 @@ impl Engine {
             }
             let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel("reading sysctls", e.into()))?;
             let host = host.ok_or_else(|| went_away(&wanted.device))?;
-            let plan = plan::plan(&wanted.config, &host).map_err(|source| PrepareReason::Plan {
+            let mut plan = plan::plan(&wanted.config, &host).map_err(|source| PrepareReason::Plan {
                 request: wanted.request.clone(),
                 device: wanted.device.clone(),
                 source,
             })?;
+            self.plan_vf(&wanted.config, &device.hardware, &host, &snapshot.links, &mut plan)
+                .map_err(|why| PrepareReason::Vf { request: wanted.request.clone(), device: wanted.device.clone(), why })?;
             if let Some(other) = names.insert(plan.pod_link.clone(), wanted.device.clone()) {
                 return Err(PrepareReason::NameTwice { device: wanted.device.clone(), other, name: plan.pod_link });
             }
@@ -282,6 +291,12 @@ impl Engine {
     fn same_index(&self, snapshot: &Snapshot, device: &Device) -> Option<u32> {
         let seen = device.link.as_ref()?;
         snapshot.links.iter().find(|now| now.index == seen.index && locate::is_same(seen, now)).map(|now| now.index)
+    }
+
+    /// What prepare changes on the host.
+    fn change_host(&self, record: &Arc<ClaimRecord>) -> Result<Arc<ClaimRecord>, PrepareReason> {
+        self.set_vfs(record)?;
+        self.take_down(record).map_err(|(step, error)| kernel(step, error))
     }
 
     /// Takes the links down that are up, of devices that are in no sandbox: closing a real NIC costs hundreds of milliseconds under

@@ -3,12 +3,25 @@
 use serde::{Deserialize, Serialize};
 
 use crate::names::PodLinkName;
+use crate::netdev::vf::VfSettings;
 use crate::netdev::{Address, LinkAddress, Neighbour, Route, Rule};
 
-/// One step inside (or into) the pod's namespace.
+/// One step inside (or into) the pod's namespace, or in prepare.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "camelCase")]
 pub enum Step {
+    /// In prepare: set what the physical function says of this virtual one.
+    #[serde(rename_all = "camelCase")]
+    Vf {
+        /// PCI address of the physical function.
+        pf: String,
+        /// Number of the virtual one.
+        index: u32,
+        /// What is to be set.
+        wanted: VfSettings,
+        /// What each of these was.
+        before: VfSettings,
+    },
     /// Move the link into the pod under this name.
     Move {
         /// Name in the pod.
@@ -57,6 +70,16 @@ pub enum Step {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "undo", rename_all = "camelCase")]
 pub enum Undo {
+    /// Set the virtual function as it was, where nobody else has changed it meanwhile.
+    #[serde(rename_all = "camelCase")]
+    RestoreVf {
+        /// PCI address of the physical function.
+        pf: String,
+        /// Number of the virtual one.
+        index: u32,
+        /// What it was.
+        before: VfSettings,
+    },
     /// Move the link back to the host under its host name; what hung on the link in the pod goes with that.
     MoveBack,
     /// Nothing: moving the link back undoes it.
@@ -78,6 +101,7 @@ impl Step {
     #[must_use]
     pub fn undo(&self) -> Undo {
         match self {
+            Self::Vf { pf, index, before, .. } => Undo::RestoreVf { pf: pf.clone(), index: *index, before: before.clone() },
             Self::Move { .. } => Undo::MoveBack,
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
             Self::Route { route, .. } if route.is_dead_end() => Undo::DeleteRoute { route: route.clone() },
@@ -98,6 +122,7 @@ impl Step {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
+            Self::Vf { .. } => "vf",
             Self::Move { .. } => "move",
             Self::Sysctl { .. } => "sysctl",
             Self::Up => "up",
@@ -112,6 +137,10 @@ impl Step {
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
+            Self::Vf { pf, index, wanted, .. } => {
+                let all: Vec<String> = wanted.all().iter().map(ToString::to_string).collect();
+                format!("setting virtual function {index} of {pf}: {}", all.join(", "))
+            }
             Self::Move { name, .. } => format!("moving it into the pod as {name}"),
             Self::Sysctl { key, value } => format!("setting sysctl {key} to {value}"),
             Self::Up => "setting it up".to_owned(),
