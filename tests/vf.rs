@@ -101,7 +101,7 @@ fn settings_are_in_the_kernel_while_the_claim_is_prepared_and_given_back() {
     assert_says(&said_of(1), &set);
     let mut inside = RouteSocket::open_in(&pod.netns().unwrap()).unwrap();
     let there = link::by_name(&mut inside, "vf1", soon()).unwrap().unwrap();
-    assert_eq!(there.address.unwrap().to_string(), "02:00:00:00:0b:01", "this driver takes it when its link comes up");
+    assert_eq!(there.address.unwrap().to_string(), "02:00:00:00:0b:01", "the function's driver took it");
     let _ = engine.release(&pod_ref("a").uid, &sandbox("a"));
     assert_says(&said_of(1), &set);
     engine.unprepare(&one.claim).unwrap();
@@ -243,4 +243,20 @@ fn functions_that_are_gone_are_told() {
     let begin = std::time::Instant::now();
     engine.unprepare(&one.claim).unwrap();
     assert!(engine.records().is_empty() && begin.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn an_address_goes_to_the_functions_driver_also_when_its_link_is_down() {
+    let Some(guest) = Guest::new() else { return };
+    let (_pf, vfs) = with_vfs(&guest, 1);
+    let before = guest.state(&vfs[0]);
+    let engine = guest.engine();
+    let text = r#"{"vf": {"mac": "02:00:00:00:0b:02"}, "interface": {"hardwareAddr": "02:00:00:00:0b:02"}}"#;
+    let one = claim("a", &[guest.name(&vfs[0])], text);
+    engine.prepare(&one, &pod_ref("a")).unwrap();
+    assert_eq!(guest.link(&vfs[0]).address.unwrap().to_string(), "02:00:00:00:0b:02");
+    let pod = guest.pod("a");
+    engine.attach(&pod_ref("a").uid, &sandbox("a"), pod.path(), soon()).unwrap();
+    engine.unprepare(&one.claim).unwrap();
+    guest.assert_same(&before, &vfs[0]);
 }

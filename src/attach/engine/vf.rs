@@ -2,7 +2,7 @@
 
 use std::sync::{MutexGuard, PoisonError};
 
-use super::{Engine, KernelError, PrepareReason, look_deadline};
+use super::{Engine, KernelError, PrepareReason, jobs, look_deadline};
 use crate::attach::Step;
 use crate::attach::plan::{Plan, vf as plan_vf};
 use crate::config::NetworkConfig;
@@ -66,28 +66,30 @@ impl Engine {
     pub(super) fn set_vfs(&self, record: &ClaimRecord) -> Result<(), PrepareReason> {
         for device in record.devices.iter().filter(|device| device.attachment.is_none()) {
             let Some((of, wanted, _)) = step_of(device) else { continue };
-            self.set_vf(&of, wanted).map_err(|why| PrepareReason::Vf {
+            let set = self.set_vf(&of, wanted).map_err(|why| PrepareReason::Vf {
                 request: device.request.clone(),
                 device: device.device.clone(),
                 why,
             })?;
             crash::point("prepare: vf set");
+            self.take_over_address(device, &set);
         }
         Ok(())
     }
 
-    fn set_vf(&self, of: &VirtualFunction, wanted: &VfSettings) -> Result<(), String> {
+    /// Gives what was set.
+    fn set_vf(&self, of: &VirtualFunction, wanted: &VfSettings) -> Result<Vec<VfSetting>, String> {
         let _one_at_a_time = self.vfs();
         let (mut socket, pf, now) = self.look_at_vf(of)?;
         let missing = plan_vf::missing(wanted, &now);
         if missing.is_empty() {
-            return Ok(());
+            return Ok(missing);
         }
         let set = socket.request(vf::set_request(pf.index, of.index, &missing), look_deadline());
         let after = self.read_vf(&pf, of.index)?;
         // The kernel stops at the first that is refused, so that is the first which is not as it should be.
         match (plan_vf::missing(wanted, &after).first(), set) {
-            (None, _) => Ok(()),
+            (None, _) => Ok(missing),
             (Some(refused), Err(error)) => Err(refusal(&pf, refused, &error)),
             (Some(other), Ok(())) => {
                 let is = after.like(other).map_or_else(|| "not told".to_owned(), |is| is.to_string());
@@ -110,9 +112,27 @@ impl Engine {
             }
             let done = socket.request(vf::set_request(pf.index, of.index, &set), look_deadline());
             crash::point("unprepare: vf restored");
+            self.take_over_address(device, &set);
             done.map_err(|error| error.to_string())
         });
         restored.err().map(|why| ("vf".to_owned(), why))
+    }
+
+    /// Where an address was `set`, has the function's own driver take it: it asks for it when its link goes down. One that is up is left
+    /// alone; prepare takes it down soon. What fails here shows when the link gets its address.
+    fn take_over_address(&self, device: &DeviceRecord, set: &[VfSetting]) {
+        let Some(mac) = set.iter().find_map(|setting| if let VfSetting::Mac(mac) = setting { Some(mac) } else { None }) else {
+            return;
+        };
+        let result = self.host_socket().and_then(|mut socket| {
+            let found = jobs::on_host(&mut socket, device)?.filter(|link| !link.is_up() && link.address.as_ref() != Some(mac));
+            let Some(link) = found else { return Ok(()) };
+            link::set_up(&mut socket, link.index, true, look_deadline())?;
+            Ok(link::set_up(&mut socket, link.index, false, look_deadline())?)
+        });
+        if let Err(error) = result {
+            tracing::warn!(device = %device.device, %error, "its driver was not told of its new link-layer address");
+        }
     }
 
     /// A socket on the host, the physical function's link, and what it says of the virtual one now.
