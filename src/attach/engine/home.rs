@@ -47,7 +47,7 @@ impl Engine {
         (pace, deadline): (Pace, Instant),
     ) -> Released {
         let index = device.attachment.as_ref().map_or(0, |a| a.index);
-        let Some(found) = locate::find(device, index, inside) else {
+        let Some(found) = locate::in_pod(device, index, inside) else {
             return self.at_home_or_gone(device, home.links);
         };
         let name = home.name_for(device);

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::attach::Plan;
 use crate::config::Restore;
+use crate::inventory::HardwareId;
 use crate::ledger::{Attachment, ClaimRef, PodRef};
 use crate::names::{ClaimUid, PodLinkName, PodUid};
 use crate::netdev::{HostState, LinkAddress};
