@@ -5,6 +5,7 @@
 mod duplicates;
 mod hint;
 mod merge;
+pub mod schema;
 mod support;
 mod text;
 mod types;
@@ -14,6 +15,7 @@ mod validate;
 mod tests;
 
 pub use duplicates::duplicate_keys;
+pub(crate) use hint::distance;
 pub use types::{
     AddrGenMode, ChannelsConfig, CoalesceConfig, Copies, EthtoolConfig, HostStateConfig, InterfaceConfig, InterfaceKind,
     Ipv6Config, IpvlanConfig, IpvlanFlag, IpvlanMode, LinkState, MacvlanConfig, MacvlanMode, NeighborConfig, NetworkConfig,

@@ -4,6 +4,7 @@
 //! so that the netlink crates' types stay inside this room.
 
 pub mod address;
+pub mod ethtool;
 pub mod host_state;
 pub mod link;
 pub mod monitor;
@@ -18,6 +19,7 @@ pub mod uplink;
 pub mod vf;
 
 pub use address::Address;
+pub use ethtool::Ethtool;
 pub use host_state::{Difference, HostState, RestoreReport};
 pub use link::{Link, LinkAddress};
 pub use neighbour::Neighbour;

@@ -51,6 +51,7 @@ fn command(step: &Step, host_name: &str, link: &str) -> String {
             let (directory, leaf) = key.rsplit_once('/').expect("a sysctl's key has a slash");
             format!("echo {value} > /proc/sys/net/{directory}/{link}/{leaf}")
         }
+        Step::Ethtool { change } => unreachable!("no host state here has {change}"),
         Step::Up => format!("ip link set {link} up"),
         Step::Address { address } => add_address(address),
         Step::Neighbour { neighbour: n } => {

@@ -15,6 +15,7 @@ mod recover;
 mod release;
 mod restore;
 mod returned;
+mod settings;
 mod taken;
 mod turns;
 mod vf;

@@ -1,6 +1,7 @@
 //! The plan: everything that must happen to one device for one pod, as typed steps, each with its undo. Pure.
 
 mod addresses;
+mod ethtool;
 mod left_out;
 mod neighbours;
 mod reach;
@@ -25,7 +26,7 @@ const MTU_MIN_IPV6: u32 = 1280;
 /// The sysctl that a cluster network without IPv6 sets for every link of its pods.
 const DISABLE_IPV6: &str = "ipv6/conf/disable_ipv6";
 
-/// The plan of one device. Steps are in the order they are carried out: move, sysctls, addresses, up, neighbours, routes (those
+/// The plan of one device. Steps are in the order they are carried out: move, sysctls, `ethtool` settings, addresses, up, neighbours, routes (those
 /// of link scope before those that need them), rules. IPv6 addresses with an end come right after up: the kernel makes no
 /// connected route for one that was added to a link that is down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +74,14 @@ pub enum PlanError {
         /// What it would be.
         mtu: u32,
     },
+    /// A setting of `ethtool` that the device does not have, or can't be given.
+    #[error("{path}: {reason}")]
+    Ethtool {
+        /// JSON path from the parameters' root.
+        path: String,
+        /// Why, and what the device has.
+        reason: String,
+    },
     /// A configured route can't be reached by the addresses it would have.
     #[error("routes[{index}]: {reason}")]
     Route {
@@ -96,6 +105,7 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     };
     let mtu = mtu(interface, host)?;
     let address = hardware_address(interface, host)?;
+    let settings = ethtool::of_pod(config, host)?;
 
     let mut left_out = LeftOut::default();
     let addresses = addresses::of_pod(interface, host, config.host_state().addresses, &mut left_out);
@@ -112,6 +122,7 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     if ipv6 {
         steps.push(Step::Sysctl { key: DISABLE_IPV6.into(), value: "0".into() });
     }
+    steps.extend(settings.into_iter().map(|change| Step::Ethtool { change }));
     steps.extend(early.into_iter().map(|address| Step::Address { address }));
     steps.push(Step::Up);
     steps.extend(late.into_iter().map(|address| Step::Address { address }));

@@ -285,7 +285,7 @@ fn host_name() -> Result<String, String> {
 }
 
 /// DNS subdomain (RFC 1123): labels of a-z, 0-9 and '-', joined by dots.
-fn subdomain(name: &str, max: usize) -> Result<(), String> {
+pub(super) fn subdomain(name: &str, max: usize) -> Result<(), String> {
     let label = |l: &str| {
         !l.is_empty()
             && l.len() <= DNS_LABEL_MAX

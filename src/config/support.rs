@@ -29,12 +29,6 @@ const NOT_YET: &[&str] = &[
     "interface.group",
     "interface.ipv6",
     "interface.sysctls",
-    "ethtool.features",
-    "ethtool.privateFlags",
-    "ethtool.rings",
-    "ethtool.channels",
-    "ethtool.coalesce",
-    "ethtool.pause",
 ];
 
 impl NetworkConfig {

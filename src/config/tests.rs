@@ -267,6 +267,11 @@ fn a_fault_of_meaning_has_its_path_and_says_what_to_do() {
             r#"{"ethtool": {"privateFlags": {"a-name-of-more-than-31-characters-": true}}}"#,
             "ethtool.privateFlags.a-name-of-more-than",
         ),
+        (r#"{"ethtool": {"rings": {"rx": 0, "tx": 512}}}"#, "ethtool.rings.rx: is 0; a ring has 1 descriptor or more"),
+        (
+            r#"{"ethtool": {"channels": {"rx": 0, "tx": 1, "combined": 0}}}"#,
+            "ethtool.channels: without combined channels both rx and tx",
+        ),
     ];
     for (json, words) in cases {
         let found = faults(json);
@@ -354,8 +359,6 @@ fn what_is_not_carried_out_is_named_field_by_field() {
             "interface.disableEbpfPrograms",
             "interface.arpIgnore",
             "interface.arpAnnounce",
-            "ethtool.features",
-            "ethtool.privateFlags",
         ]
     );
     let rest = r#"{"interface": {"dhcp": true, "forwarding": true, "vrf": {"name": "blue"}}}"#;

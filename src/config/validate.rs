@@ -1,5 +1,6 @@
 //! Rules over values and across fields.
 
+mod ethtool;
 mod interface;
 mod routing;
 mod vf;
@@ -13,8 +14,6 @@ use crate::netdev::LinkAddress;
 pub(super) const ADDRESSES_MAX: usize = 64;
 /// Most elements of `routes`, `rules`, `neighbors` and the maps of `ethtool`.
 pub(super) const LIST_MAX: usize = 256;
-/// Longest name of an ethtool feature or flag, in bytes: `ETH_GSTRING_LEN` (32) less the final NUL, `linux/ethtool.h`.
-const ETHTOOL_NAME_MAX: usize = 31;
 /// Longest `profile`, in bytes: a Kubernetes object's name.
 const PROFILE_MAX: usize = 253;
 
@@ -58,25 +57,13 @@ impl NetworkConfig {
         let vrf = self.interface.as_ref().is_some_and(|i| i.vrf.is_some());
         routing::rules(self.rules.as_deref().unwrap_or_default(), vrf, &mut faults);
         routing::neighbors(self.neighbors.as_deref().unwrap_or_default(), &mut faults);
-        self.check_ethtool(&mut faults);
-        if let Some(config) = &self.vf {
-            vf::check(config, &mut faults);
+        if let Some(ethtool) = &self.ethtool {
+            ethtool::check(ethtool, &mut faults);
+        }
+        if let Some(vf) = &self.vf {
+            vf::check(vf, &mut faults);
         }
         faults.0
-    }
-
-    fn check_ethtool(&self, faults: &mut Faults) {
-        let Some(ethtool) = &self.ethtool else { return };
-        for (path, map) in [("ethtool.features", &ethtool.features), ("ethtool.privateFlags", &ethtool.private_flags)] {
-            let Some(map) = map else { continue };
-            if !faults.length(path, map.len(), LIST_MAX) {
-                continue;
-            }
-            for name in map.keys().filter(|n| n.is_empty() || n.len() > ETHTOOL_NAME_MAX || n.contains('\0')) {
-                let short: String = name.chars().take(ETHTOOL_NAME_MAX).collect();
-                faults.add(format!("{path}.{short}"), format!("a name has 1 to {ETHTOOL_NAME_MAX} bytes"));
-            }
-        }
     }
 }
 

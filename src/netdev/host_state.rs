@@ -3,20 +3,23 @@
 mod compare;
 mod kernel_made;
 mod restore;
+mod restore_ethtool;
 mod restore_ip;
 mod sound;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::address::IFA_F_TENTATIVE;
+use super::ethtool::EthtoolSocket;
 use super::link::{IFF_ALLMULTI, IFF_PROMISC, IFF_UP};
 use super::rule::{ACTION_TO_TABLE, TABLE_DEFAULT};
-use super::{Address, LinkAddress, Neighbour, Qdisc, Route, Rule, address, link, neighbour, qdisc, route, rule, sysctl};
+use super::{Address, Ethtool, LinkAddress, Neighbour, Qdisc, Route, Rule};
+use super::{address, link, neighbour, qdisc, route, rule, sysctl};
 use crate::netlink::{NetlinkError, RouteSocket};
 
 pub use compare::compare;
@@ -41,6 +44,9 @@ const FLAGS: [(u32, &str); 7] = [
     (IFF_DYNAMIC, "dynamic"),
     (IFF_DEBUG, "debug"),
 ];
+
+/// How long reading the settings of one link may take. Some drivers ask their firmware, and RTNL may be held by others.
+const ETHTOOL_LIMIT: Duration = Duration::from_secs(10);
 
 /// Everything of a link that is lost or changed by lending it to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,6 +97,9 @@ pub struct HostState {
     /// Queueing disciplines that somebody chose: [`super::qdisc`]. Their classes and filters are not recorded.
     #[serde(default)]
     pub qdiscs: Vec<Qdisc>,
+    /// Features, private flags, rings, channels, coalescing, flow control: what the kernel and the driver say of them.
+    #[serde(default, skip_serializing_if = "Ethtool::is_empty")]
+    pub ethtool: Ethtool,
 }
 
 impl HostState {
@@ -171,8 +180,8 @@ impl Snapshot {
         })
     }
 
-    /// The host state of the link with `index`; none when there is no such link. Reads the link's sysctls, so call it on a
-    /// thread in the snapshot's namespace. IPv6 link-local addresses that the kernel made itself are left out: it makes them
+    /// The host state of the link with `index`; none when there is no such link. Reads the link's sysctls and its
+    /// settings of `ethtool`, so call it on a thread in the snapshot's namespace. IPv6 link-local addresses that the kernel made itself are left out: it makes them
     /// again when the link comes up. So are kernel-made routes that adding the addresses brings back, and temporary (privacy)
     /// addresses, which come and go.
     #[must_use]
@@ -202,6 +211,10 @@ impl Snapshot {
             neighbours: sorted(of_link(&self.neighbours, index)),
             sysctls,
             qdiscs: of_link(&self.qdiscs, index),
+            ethtool: ethtool_settings(index).unwrap_or_else(|error| {
+                tracing::warn!(link = link.name, %error, "its ethtool settings can't be read and will not be given back");
+                Ethtool::default()
+            }),
         })
     }
 
@@ -218,6 +231,15 @@ impl Snapshot {
         });
         let routes = by_link().filter(|route| !kernel_made::comes_back(route, &addresses));
         (routes.cloned().collect(), rules.cloned().collect())
+    }
+}
+
+/// What the kernel says of a link of this thread's namespace; nothing where it does not speak of such settings.
+fn ethtool_settings(index: u32) -> Result<Ethtool, NetlinkError> {
+    let deadline = Instant::now() + ETHTOOL_LIMIT;
+    match EthtoolSocket::open(deadline)? {
+        Some(mut socket) => socket.read(index, deadline),
+        None => Ok(Ethtool::default()),
     }
 }
 

@@ -99,7 +99,6 @@ async fn fields_that_are_not_supported_yet() {
         (r#"{"interface": {"gsoMaxSize": 65536}}"#, "interface.gsoMaxSize"),
         (r#"{"interface": {"vrf": {"name": "blue", "table": 10}}}"#, "interface.vrf"),
         (r#"{"interface": {"disableEbpfPrograms": true}}"#, "interface.disableEbpfPrograms"),
-        (r#"{"ethtool": {"features": {"tx-checksumming": false}}}"#, "ethtool"),
     ]
     .into_iter()
     .enumerate()

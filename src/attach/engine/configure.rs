@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::jobs::Job;
-use super::taken;
+use super::{settings, taken};
 use crate::attach::Step;
 use crate::netdev::{address, link, neighbour, route, rule, sysctl};
 use crate::netlink::{NetlinkError, Request, RouteSocket};
@@ -32,13 +32,13 @@ enum Stage {
     Rules,
 }
 
-/// The stage of each step of a plan but moves and sysctls, in the plan's order.
+/// The stage of each step that is a route message, but the moves, in the plan's order.
 fn staged(steps: &[Step]) -> impl Iterator<Item = (Stage, &Step)> {
     let mut up = false;
     steps.iter().filter_map(move |step| {
         up |= matches!(step, Step::Up);
         let stage = match step {
-            Step::Vf { .. } | Step::Move { .. } | Step::Sysctl { .. } => return None,
+            Step::Vf { .. } | Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => return None,
             Step::Address { .. } if up => Stage::LateAddresses,
             Step::Address { .. } => Stage::Addresses,
             Step::Up => Stage::Up,
@@ -53,6 +53,7 @@ fn staged(steps: &[Step]) -> impl Iterator<Item = (Stage, &Step)> {
 /// Carries out every step but the moves.
 pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadline: Instant) -> Result<(), StepFailure> {
     write_sysctls(netns, jobs)?;
+    settings::change(netns, jobs, deadline)?;
     let mut work: Vec<(usize, Stage, &Step)> = jobs
         .iter()
         .enumerate()
@@ -80,7 +81,7 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
 
 fn request(index: u32, step: &Step) -> Option<Request> {
     Some(match step.clone().by_link(index) {
-        Step::Vf { .. } | Step::Move { .. } | Step::Sysctl { .. } => return None,
+        Step::Vf { .. } | Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => return None,
         Step::Up => link::up_request(index, true),
         Step::Address { address } => address::add_request(index, &address),
         Step::Neighbour { neighbour } => neighbour::add_request(index, &neighbour),

@@ -148,7 +148,7 @@ pub(super) fn leftovers_of(device: &DeviceRecord) -> Vec<Leftover> {
     undo.filter_map(|undo| match undo {
         Undo::DeleteRule { rule } => Some(Leftover::Rule(rule)),
         Undo::DeleteRoute { route } => Some(Leftover::Route(route)),
-        Undo::MoveBack | Undo::WithMove | Undo::RestoreVf { .. } => None,
+        Undo::MoveBack | Undo::WithMove | Undo::Restore | Undo::RestoreVf { .. } => None,
     })
     .collect()
 }

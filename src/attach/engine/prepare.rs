@@ -257,7 +257,7 @@ impl Engine {
                 });
             }
             let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel("reading sysctls", e.into()))?;
-            let host = host.ok_or_else(|| went_away(&wanted.device))?;
+            let mut host = host.ok_or_else(|| went_away(&wanted.device))?;
             let mut plan = plan::plan(&wanted.config, &host).map_err(|source| PrepareReason::Plan {
                 request: wanted.request.clone(),
                 device: wanted.device.clone(),
@@ -265,6 +265,7 @@ impl Engine {
             })?;
             self.plan_vf(&wanted.config, &device.hardware, &host, &snapshot.links, &mut plan)
                 .map_err(|why| PrepareReason::Vf { request: wanted.request.clone(), device: wanted.device.clone(), why })?;
+            host.ethtool = host.ethtool.without_fixed();
             if let Some(other) = names.insert(plan.pod_link.clone(), wanted.device.clone()) {
                 return Err(PrepareReason::NameTwice { device: wanted.device.clone(), other, name: plan.pod_link });
             }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::names::PodLinkName;
+use crate::netdev::ethtool::Change;
 use crate::netdev::vf::VfSettings;
 use crate::netdev::{Address, LinkAddress, Neighbour, Route, Rule};
 
@@ -37,6 +38,11 @@ pub enum Step {
         key: String,
         /// The value.
         value: String,
+    },
+    /// Change settings of `ethtool`. Before the link goes up: a driver may restart a device that is up.
+    Ethtool {
+        /// What to change, in one request.
+        change: Change,
     },
     /// Set the link up.
     Up,
@@ -84,6 +90,8 @@ pub enum Undo {
     MoveBack,
     /// Nothing: moving the link back undoes it.
     WithMove,
+    /// Moving the link back does not undo it: the host state is restored afterwards ([`crate::netdev::host_state::restore`]).
+    Restore,
     /// Delete the policy rule, which would stay in the pod.
     DeleteRule {
         /// The rule.
@@ -96,6 +104,25 @@ pub enum Undo {
     },
 }
 
+impl Undo {
+    /// This undo in words.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match self {
+            Self::MoveBack => "moving it back to the host, under its name there".to_owned(),
+            Self::WithMove => "nothing: it goes when the link is moved back".to_owned(),
+            Self::DeleteRule { rule } => format!("deleting rule{} of the pod", rule_words(rule)),
+            Self::DeleteRoute { route } => format!("deleting route {} of the pod in table {}", route.destination, route.table),
+        }
+    }
+}
+
+fn rule_words(rule: &Rule) -> String {
+    let from = rule.source.map(|s| format!(" from {s}")).unwrap_or_default();
+    let to = rule.destination.map(|d| format!(" to {d}")).unwrap_or_default();
+    format!("{from}{to} lookup {}", rule.table)
+}
+
 impl Step {
     /// What undoes this step.
     #[must_use]
@@ -103,6 +130,7 @@ impl Step {
         match self {
             Self::Vf { pf, index, before, .. } => Undo::RestoreVf { pf: pf.clone(), index: *index, before: before.clone() },
             Self::Move { .. } => Undo::MoveBack,
+            Self::Ethtool { .. } => Undo::Restore,
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
             Self::Route { route, .. } if route.is_dead_end() => Undo::DeleteRoute { route: route.clone() },
             _ => Undo::WithMove,
@@ -125,6 +153,7 @@ impl Step {
             Self::Vf { .. } => "vf",
             Self::Move { .. } => "move",
             Self::Sysctl { .. } => "sysctl",
+            Self::Ethtool { .. } => "ethtool",
             Self::Up => "up",
             Self::Address { .. } => "address",
             Self::Neighbour { .. } => "neighbour",
@@ -141,8 +170,13 @@ impl Step {
                 let all: Vec<String> = wanted.all().iter().map(ToString::to_string).collect();
                 format!("setting virtual function {index} of {pf}: {}", all.join(", "))
             }
-            Self::Move { name, .. } => format!("moving it into the pod as {name}"),
+            Self::Move { name, mtu, address } => {
+                let mtu = mtu.map(|mtu| format!(", with an MTU of {mtu} bytes")).unwrap_or_default();
+                let address = address.as_ref().map(|address| format!(", with address {address}")).unwrap_or_default();
+                format!("moving it into the pod as {name}{mtu}{address}")
+            }
             Self::Sysctl { key, value } => format!("setting sysctl {key} to {value}"),
+            Self::Ethtool { change } => format!("setting {change}"),
             Self::Up => "setting it up".to_owned(),
             Self::Address { address } => format!("adding address {}/{}", address.ip, address.prefix_len),
             Self::Neighbour { neighbour } => format!("adding neighbour {}", neighbour.ip),
@@ -151,11 +185,7 @@ impl Step {
                 let metric = route.metric.map(|m| format!(" metric {m}")).unwrap_or_default();
                 format!("adding route {}{via}{metric} in table {}", route.destination, route.table)
             }
-            Self::Rule { rule } => {
-                let from = rule.source.map(|s| format!(" from {s}")).unwrap_or_default();
-                let to = rule.destination.map(|d| format!(" to {d}")).unwrap_or_default();
-                format!("adding rule{from}{to} lookup {}", rule.table)
-            }
+            Self::Rule { rule } => format!("adding rule{}", rule_words(rule)),
         }
     }
 }

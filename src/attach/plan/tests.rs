@@ -7,11 +7,11 @@ use std::net::IpAddr;
 use super::*;
 use crate::config;
 use crate::netdev::address::{IFA_F_NODAD, IFA_F_PERMANENT, IFA_F_TENTATIVE, SCOPE_LINK};
-use crate::netdev::{Neighbour, NextHop, Route, Rule};
+use crate::netdev::{Ethtool, Neighbour, NextHop, Route, Rule};
 use ipnet::IpNet;
 
 /// A NIC of the host with one IPv4 and one IPv6 address.
-fn host() -> HostState {
+pub(super) fn host() -> HostState {
     HostState {
         index: 7,
         name: "enp1s0".into(),
@@ -31,6 +31,7 @@ fn host() -> HostState {
         neighbours: vec![],
         sysctls: BTreeMap::new(),
         qdiscs: vec![],
+        ethtool: Ethtool::default(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Display;
 
 use super::super::address::{FOREVER, IFA_F_DEPRECATED, IFA_F_OPTIMISTIC, IFA_F_TENTATIVE};
-use super::super::{Address, LinkAddress, Route};
+use super::super::{Address, LinkAddress, Route, ethtool};
 use super::{Difference, FLAGS, HostState};
 
 /// Every difference between two host states of one link. Its index, the tentative flag and the running-down of life times are
@@ -28,6 +28,8 @@ pub fn compare(before: &HostState, after: &HostState) -> Vec<Difference> {
     let qdisc =
         |state: &HostState| state.qdiscs.iter().map(|q| (format!("qdisc {:x}", q.parent), q.to_string())).collect::<Vec<_>>();
     lists(qdisc(before), qdisc(after), &mut found);
+    let settings = ethtool::differences(&before.ethtool, &after.ethtool).into_iter();
+    found.extend(settings.map(|s| Difference { what: s.what, before: s.before, after: s.after }));
     found
 }
 

@@ -1,4 +1,5 @@
 use super::super::address::{FOREVER, IFA_F_DADFAILED};
+use super::super::ethtool::{Group, Numbers};
 use super::super::{Link, NextHop};
 use super::*;
 
@@ -37,6 +38,7 @@ fn state() -> HostState {
         neighbours: vec![Neighbour::permanent(ip("10.0.0.9"), "02:00:00:00:00:09".parse().unwrap())],
         sysctls: [("ipv4/conf/rp_filter".to_owned(), "2".to_owned())].into(),
         qdiscs: vec![Qdisc { parent: u32::MAX, handle: 0x8001_0000, kind: "pfifo".into(), options: String::new() }],
+        ethtool: Ethtool::default(),
     }
 }
 
@@ -218,4 +220,20 @@ fn rules_of_its_tables_and_its_name() {
     assert_eq!((found.master.as_deref(), found.alias), (Some("no-such-master"), None));
     assert_eq!(found.flags, recorded_flags(u32::MAX));
     assert!(snapshot.host_state(3).is_none());
+}
+
+#[test]
+fn ethtool_settings_are_compared_and_an_earlier_record_has_none() {
+    let with = |rx: u32| {
+        let rings = Numbers { now: [("rx".to_owned(), rx)].into(), ..Numbers::default() };
+        HostState { ethtool: Ethtool { features: None, numbers: [(Group::Rings, rings)].into() }, ..state() }
+    };
+    let found = compare(&with(512), &with(256));
+    let wanted = Difference { what: "ethtool rings rx".into(), before: "512".into(), after: "256".into() };
+    assert_eq!(found, [wanted]);
+    assert_eq!(compare(&state(), &with(256)), []);
+    let written = serde_json::to_value(with(512)).unwrap();
+    assert_eq!(written["ethtool"], serde_json::json!({"numbers": {"rings": {"now": {"rx": 512}}}}));
+    assert_eq!(serde_json::from_value::<HostState>(written).unwrap(), with(512));
+    assert!(serde_json::to_value(state()).unwrap().get("ethtool").is_none());
 }

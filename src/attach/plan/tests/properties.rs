@@ -83,7 +83,7 @@ fn check_invariants(plan: &Plan) {
         // Prepare puts it in front.
         Step::Vf { .. } => 0,
         Step::Move { .. } => 0,
-        Step::Sysctl { .. } => 1,
+        Step::Sysctl { .. } | Step::Ethtool { .. } => 1,
         Step::Address { address } if !addresses::needs_link_up(address) => 2,
         Step::Up => 3,
         Step::Address { .. } => 4,
