@@ -4,6 +4,7 @@
 //! so that the netlink crates' types stay inside this room.
 
 pub mod address;
+pub mod bpf;
 pub mod ethtool;
 pub mod host_state;
 pub mod link;

@@ -6,6 +6,7 @@ mod ended;
 mod foretell;
 mod home;
 mod jobs;
+mod kept;
 pub(crate) mod locate;
 mod note;
 mod observe;
@@ -29,6 +30,7 @@ use crate::inventory::sysfs::Sysfs;
 use crate::inventory::{Lent, Scan};
 use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, LedgerError, Phase};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
+use crate::netdev::bpf::TakeOffError;
 use crate::netlink::NetlinkError;
 use crate::netns::{Netns, NetnsError};
 use turns::Pace;
@@ -75,6 +77,7 @@ pub struct Engine {
     /// Where virtual functions are told from others.
     sysfs: Sysfs,
     observer: observe::ObserverBox,
+    kept: kept::Kept,
 }
 
 /// A [`DeviceSource`] that can be printed.
@@ -111,6 +114,7 @@ impl Engine {
             vfs: Mutex::default(),
             sysfs: Sysfs::new("/sys"),
             observer: observe::ObserverBox::default(),
+            kept: kept::Kept::default(),
         }
     }
 
@@ -207,6 +211,9 @@ pub enum KernelError {
     /// Namespaces.
     #[error(transparent)]
     Netns(#[from] NetnsError),
+    /// eBPF programs.
+    #[error(transparent)]
+    Programs(#[from] TakeOffError),
     /// The ledger.
     #[error(transparent)]
     Ledger(#[from] LedgerError),

@@ -26,7 +26,7 @@ const MTU_MIN_IPV6: u32 = 1280;
 /// The sysctl that a cluster network without IPv6 sets for every link of its pods.
 const DISABLE_IPV6: &str = "ipv6/conf/disable_ipv6";
 
-/// The plan of one device. Steps are in the order they are carried out: move, sysctls, `ethtool` settings, addresses, up, neighbours, routes (those
+/// The plan of one device. Steps are in the order they are carried out: programs off (in prepare), move, sysctls, `ethtool` settings, addresses, up, neighbours, routes (those
 /// of link scope before those that need them), rules. IPv6 addresses with an end come right after up: the kernel makes no
 /// connected route for one that was added to a link that is down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +67,12 @@ pub enum PlanError {
         wanted: LinkAddress,
         /// The device's length in bytes.
         len: usize,
+    },
+    /// Which eBPF programs are on the link can't be told, or they can't be taken off.
+    #[error("interface.disableEbpfPrograms: {why}")]
+    Programs {
+        /// Why.
+        why: String,
     },
     /// IPv6 can't work with so small an MTU.
     #[error("an IPv6 address needs an MTU of at least 1280 bytes, and the link would have {mtu}")]
@@ -118,7 +124,8 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     let rules = rules::of_pod(config, host, &pod_link, &addresses, &routes, &mut left_out);
 
     let (early, late): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|a| !addresses::needs_link_up(a));
-    let mut steps = vec![Step::Move { name: pod_link.clone(), mtu, address }];
+    let mut steps = Vec::from_iter(programs_off(interface, host)?);
+    steps.push(Step::Move { name: pod_link.clone(), mtu, address });
     if ipv6 {
         steps.push(Step::Sysctl { key: DISABLE_IPV6.into(), value: "0".into() });
     }
@@ -131,6 +138,18 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     steps.extend(routes.into_iter().map(|route| Step::Route { configured: configured.contains(&route), route }));
     steps.extend(rules.into_iter().map(|rule| Step::Rule { rule }));
     Ok(Plan { pod_link, steps, left_out: left_out.into_lines(), restore: config.restore.unwrap_or_default() })
+}
+
+/// The step that takes the host's eBPF programs off, where that is asked for and there are any.
+fn programs_off(interface: &InterfaceConfig, host: &HostState) -> Result<Option<Step>, PlanError> {
+    if interface.disable_ebpf_programs != Some(true) {
+        return Ok(None);
+    }
+    if let Some(why) = host.programs.why_not_off() {
+        return Err(PlanError::Programs { why });
+    }
+    let programs = host.programs.describe();
+    Ok((!programs.is_empty()).then_some(Step::DetachPrograms { programs }))
 }
 
 /// The MTU to set in the pod, when it is not the host's. 0 as the device's largest means that its driver gives no limit.

@@ -12,7 +12,6 @@ const NOT_YET: &[&str] = &[
     "interface.groMaxSize",
     "interface.gsoIPv4MaxSize",
     "interface.groIPv4MaxSize",
-    "interface.disableEbpfPrograms",
     "interface.forwarding",
     "interface.arpIgnore",
     "interface.arpAnnounce",

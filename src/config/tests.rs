@@ -356,7 +356,6 @@ fn what_is_not_carried_out_is_named_field_by_field() {
             "interface.groMaxSize",
             "interface.gsoIPv4MaxSize",
             "interface.groIPv4MaxSize",
-            "interface.disableEbpfPrograms",
             "interface.arpIgnore",
             "interface.arpAnnounce",
         ]

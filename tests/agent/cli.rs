@@ -92,6 +92,7 @@ fn bad_values(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
         ("--wait-for-device", "a while".to_owned(), "DRANIC_WAIT_FOR_DEVICE"),
         ("--rescan", "99999999999999999999".to_owned(), "DRANIC_RESCAN"),
         ("--sysctl-dir", "sys".to_owned(), "DRANIC_SYSCTL_DIR"),
+        ("--bpffs", "bpf".to_owned(), "DRANIC_BPFFS"),
         ("--log-format", "xml".to_owned(), "DRANIC_LOG_FORMAT"),
         ("--log-level", "dranic=loud".to_owned(), "DRANIC_LOG"),
     ];

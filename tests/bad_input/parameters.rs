@@ -98,7 +98,6 @@ async fn fields_that_are_not_supported_yet() {
         (r#"{"interface": {"dhcp": true}}"#, "interface.dhcp"),
         (r#"{"interface": {"gsoMaxSize": 65536}}"#, "interface.gsoMaxSize"),
         (r#"{"interface": {"vrf": {"name": "blue", "table": 10}}}"#, "interface.vrf"),
-        (r#"{"interface": {"disableEbpfPrograms": true}}"#, "interface.disableEbpfPrograms"),
     ]
     .into_iter()
     .enumerate()

@@ -32,13 +32,15 @@ enum Stage {
     Rules,
 }
 
-/// The stage of each step that is a route message, but the moves, in the plan's order.
+/// The stage of each step that is a route message, but those of prepare and the moves, in the plan's order.
 fn staged(steps: &[Step]) -> impl Iterator<Item = (Stage, &Step)> {
     let mut up = false;
     steps.iter().filter_map(move |step| {
         up |= matches!(step, Step::Up);
         let stage = match step {
-            Step::Vf { .. } | Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => return None,
+            Step::DetachPrograms { .. } | Step::Vf { .. } | Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => {
+                return None;
+            }
             Step::Address { .. } if up => Stage::LateAddresses,
             Step::Address { .. } => Stage::Addresses,
             Step::Up => Stage::Up,
@@ -81,7 +83,9 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
 
 fn request(index: u32, step: &Step) -> Option<Request> {
     Some(match step.clone().by_link(index) {
-        Step::Vf { .. } | Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => return None,
+        Step::DetachPrograms { .. } | Step::Vf { .. } | Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => {
+            return None;
+        }
         Step::Up => link::up_request(index, true),
         Step::Address { address } => address::add_request(index, &address),
         Step::Neighbour { neighbour } => neighbour::add_request(index, &neighbour),

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::kept::{self, Open};
 use super::{Engine, KernelError, Observed, locate, look_deadline, micros_since};
 use crate::config::Restore;
 use crate::crash;
 use crate::inventory::HardwareId;
 use crate::ledger::{ClaimRecord, DeviceRecord};
 use crate::names::DeviceName;
-use crate::netdev::{Link, host_state, link};
+use crate::netdev::{Link, bpf, host_state, link};
 use crate::netlink::RouteSocket;
 
 /// The kernel returns the hardware of a namespace that ended some time later, when it cleans up: it is waited for so long.
@@ -27,7 +28,11 @@ impl Engine {
         // A function may be allowed again what its link needs.
         let vf_faults: Vec<_> =
             record.devices.iter().filter_map(|d| Some((d.device.clone(), self.restore_vf(record, d)?))).collect();
-        let restored = self.host.run(|| restore_here(record)).map_err(KernelError::from).and_then(|result| result);
+        let restored = self
+            .host
+            .run(|| restore_here(record, &self.kept.of(&record.claim.uid)))
+            .map_err(KernelError::from)
+            .and_then(|result| result);
         let mut failed = restored.map_err(|error| format!("the host state could not be restored: {error}"))?;
         for (device, fault) in vf_faults {
             tracing::warn!(claim = %record.claim, %device, what = fault.0, why = fault.1, "not restored");
@@ -47,7 +52,7 @@ impl Engine {
 type Failed = (DeviceName, Vec<(String, String)>);
 
 /// On a thread in the host's namespace.
-fn restore_here(record: &ClaimRecord) -> Result<Vec<Failed>, KernelError> {
+fn restore_here(record: &ClaimRecord, kept: &Open) -> Result<Vec<Failed>, KernelError> {
     let mut socket = RouteSocket::open()?;
     let mut failed = Vec::new();
     let mut late = None;
@@ -62,7 +67,9 @@ fn restore_here(record: &ClaimRecord) -> Result<Vec<Failed>, KernelError> {
         let (start, deadline) = (Instant::now(), look_deadline());
         let minimal = (device.plan.restore == Restore::Minimal).then(|| device.host.of_link_only());
         let state = minimal.as_ref().unwrap_or(&device.host);
-        let report = host_state::restore(&mut socket, found.index, state, deadline);
+        let mut report = host_state::restore(&mut socket, found.index, state, deadline);
+        let open = |id: u32| kept.get(&id).map(|program| &**program);
+        bpf::give_back(&mut socket, found.index, &state.programs, kept::takes_off(device), open, deadline, &mut report);
         for (what, why) in &report.failed {
             tracing::warn!(claim = %record.claim, device = %device.device, link = %device.host.name, what, why, "not restored");
         }

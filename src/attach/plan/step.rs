@@ -23,6 +23,11 @@ pub enum Step {
         /// What each of these was.
         before: VfSettings,
     },
+    /// Take the host's eBPF programs off the link. Prepare does that, when the link is down and still on the host.
+    DetachPrograms {
+        /// Which, in words.
+        programs: Vec<String>,
+    },
     /// Move the link into the pod under this name.
     Move {
         /// Name in the pod.
@@ -86,6 +91,9 @@ pub enum Undo {
         /// What it was.
         before: VfSettings,
     },
+    /// Attach the programs again, once the link is on the host: those that are attached directly, and those whose link is held by a file,
+    /// by a new link in that file.
+    AttachPrograms,
     /// Move the link back to the host under its host name; what hung on the link in the pod goes with that.
     MoveBack,
     /// Nothing: moving the link back undoes it.
@@ -109,12 +117,21 @@ impl Undo {
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
+            Self::RestoreVf { pf, index, before } => {
+                format!("setting virtual function {index} of {pf} as it was: {}", vf_words(before))
+            }
+            Self::AttachPrograms => "attaching its eBPF programs again, once it is on the host".to_owned(),
+            Self::Restore => "nothing in the pod: it is set back on the host, with the rest of its state".to_owned(),
             Self::MoveBack => "moving it back to the host, under its name there".to_owned(),
             Self::WithMove => "nothing: it goes when the link is moved back".to_owned(),
             Self::DeleteRule { rule } => format!("deleting rule{} of the pod", rule_words(rule)),
             Self::DeleteRoute { route } => format!("deleting route {} of the pod in table {}", route.destination, route.table),
         }
     }
+}
+
+fn vf_words(settings: &VfSettings) -> String {
+    settings.all().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn rule_words(rule: &Rule) -> String {
@@ -129,6 +146,7 @@ impl Step {
     pub fn undo(&self) -> Undo {
         match self {
             Self::Vf { pf, index, before, .. } => Undo::RestoreVf { pf: pf.clone(), index: *index, before: before.clone() },
+            Self::DetachPrograms { .. } => Undo::AttachPrograms,
             Self::Move { .. } => Undo::MoveBack,
             Self::Ethtool { .. } => Undo::Restore,
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
@@ -151,6 +169,7 @@ impl Step {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Vf { .. } => "vf",
+            Self::DetachPrograms { .. } => "detachPrograms",
             Self::Move { .. } => "move",
             Self::Sysctl { .. } => "sysctl",
             Self::Ethtool { .. } => "ethtool",
@@ -166,10 +185,8 @@ impl Step {
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
-            Self::Vf { pf, index, wanted, .. } => {
-                let all: Vec<String> = wanted.all().iter().map(ToString::to_string).collect();
-                format!("setting virtual function {index} of {pf}: {}", all.join(", "))
-            }
+            Self::Vf { pf, index, wanted, .. } => format!("setting virtual function {index} of {pf}: {}", vf_words(wanted)),
+            Self::DetachPrograms { programs } => format!("taking off its eBPF programs: {}", programs.join("; ")),
             Self::Move { name, mtu, address } => {
                 let mtu = mtu.map(|mtu| format!(", with an MTU of {mtu} bytes")).unwrap_or_default();
                 let address = address.as_ref().map(|address| format!(", with address {address}")).unwrap_or_default();

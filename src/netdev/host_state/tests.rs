@@ -1,4 +1,5 @@
 use super::super::address::{FOREVER, IFA_F_DADFAILED};
+use super::super::bpf::{Attached, Holder, Place, Program, Xdp};
 use super::super::ethtool::{Group, Numbers};
 use super::super::{Link, NextHop};
 use super::*;
@@ -39,7 +40,33 @@ fn state() -> HostState {
         sysctls: [("ipv4/conf/rp_filter".to_owned(), "2".to_owned())].into(),
         qdiscs: vec![Qdisc { parent: u32::MAX, handle: 0x8001_0000, kind: "pfifo".into(), options: String::new() }],
         ethtool: Ethtool::default(),
+        programs: programs(),
     }
+}
+
+fn programs() -> Programs {
+    let program = |id: u32| Program { id, name: format!("p{id}"), tag: String::new() };
+    let attached = |place, id| Attached { place, program: program(id), holder: Holder::Direct };
+    let filter = r#"{"parent": 4294967282, "priority": 1, "protocol": 3, "handle": 1, "program": {"id": 4}}"#;
+    Programs {
+        attached: vec![attached(Place::TcxIngress, 1), attached(Place::TcxIngress, 2), attached(Place::XdpNative, 3)],
+        filters: vec![serde_json::from_str(filter).unwrap()],
+        others: vec!["filter u32 ingress pref 1".into()],
+        unread: None,
+    }
+}
+
+/// Another link in the same file is the same to everybody.
+#[test]
+fn a_link_that_was_made_anew_is_no_difference() {
+    let by = |id, pin: &str| {
+        let mut state = state();
+        state.programs.attached[0].holder = Holder::Link { id, pins: vec![pin.into()] };
+        state
+    };
+    assert_eq!(compare(&by(5, "/sys/fs/bpf/a"), &by(6, "/sys/fs/bpf/a")), []);
+    assert_eq!(compare(&by(5, "/sys/fs/bpf/a"), &by(5, "/sys/fs/bpf/b")).len(), 1);
+    assert_eq!(compare(&by(5, "/sys/fs/bpf/a"), &state()).len(), 1);
 }
 
 /// One change of a host state.
@@ -56,7 +83,7 @@ fn another_index_is_also_that_of_its_next_hops() {
 
 #[test]
 fn each_change_is_one_difference() {
-    let changes: [(&str, Change); 27] = [
+    let changes: [(&str, Change); 33] = [
         ("name", |s| s.name = "rail1".into()),
         ("altname other", |s| drop(s.alt_names.pop())),
         ("altname new", |s| s.alt_names.push("new".into())),
@@ -84,6 +111,12 @@ fn each_change_is_one_difference() {
         ("neighbour 10.0.0.9", |s| s.neighbours[0].flags = 0x80),
         ("sysctl ipv4/conf/rp_filter", |s| s.sysctls.clear()),
         ("qdisc ffffffff", |s| s.qdiscs[0].kind = "fq".into()),
+        ("filter", |s| drop(s.programs.filters.pop())),
+        ("filter", |s| s.programs.filters[0].priority = 9),
+        ("filter", |s| s.programs.others.clear()),
+        ("tcx ingress", |s| drop(s.programs.attached.remove(0))),
+        ("xdp", |s| drop(s.programs.attached.pop())),
+        ("program order", |s| s.programs.attached.swap(0, 1)),
     ];
     assert_eq!(compare(&state(), &state()), []);
     for (what, change) in changes {
@@ -189,6 +222,7 @@ fn link(index: u32, name: &str) -> Link {
         tx_queue_len: None,
         group: 0,
         phys_port_name: None,
+        xdp: Xdp::default(),
     }
 }
 

@@ -80,8 +80,9 @@ fn any_config() -> impl Strategy<Value = NetworkConfig> {
 /// What must be true of every plan, whatever it is made from.
 fn check_invariants(plan: &Plan) {
     let rank = |step: &Step| match step {
-        // Prepare puts it in front.
-        Step::Vf { .. } => 0,
+        // Prepare does both.
+        Step::Vf { .. } => -2,
+        Step::DetachPrograms { .. } => -1,
         Step::Move { .. } => 0,
         Step::Sysctl { .. } | Step::Ethtool { .. } => 1,
         Step::Address { address } if !addresses::needs_link_up(address) => 2,
