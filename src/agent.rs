@@ -302,6 +302,7 @@ async fn start(
     let engine = Engine::new(ledger, host, boot_id, source)
         .with_bpffs(&config.bpffs, &config.driver_name)
         .with_dhcp_timeout(config.dhcp_timeout)
+        .with_sysfs(Sysfs::new(&config.sysfs))
         .with_observer(Arc::new(move |o| observer.observe(&o)));
     let engine = Arc::new(engine);
     {

@@ -18,6 +18,7 @@ pub mod route;
 pub mod rule;
 pub mod sysctl;
 pub mod uplink;
+pub mod vf;
 
 pub use address::Address;
 pub use child::{Child, IpvlanFlag, IpvlanMode, MacvlanMode, VlanProtocol};

@@ -15,6 +15,7 @@ use dranic::agent::returned;
 use dranic::attach::Engine;
 use dranic::attach::engine::{Released, Seen};
 use dranic::dra::resolve::ResolvedClaim;
+use dranic::ledger::Share;
 use dranic::netdev::{Link, host_state, link};
 use dranic::netlink::RouteSocket;
 use dranic_testbed::fabric::PodNetns;
@@ -50,9 +51,6 @@ const RICH: [&str; 25] = [
     "ip neighbour add proxy 10.50.0.77 dev nic0",
 ];
 
-/// Takes back what [`RICH`] leaves beside the NIC.
-const POOR: &str = "ip rule del from 10.50.0.0/24 lookup 100 priority 1000";
-
 #[test]
 fn a_nic_with_everything_comes_back_as_it_was() {
     let Some(guest) = Guest::new() else { return };
@@ -75,26 +73,49 @@ fn a_nic_with_everything_comes_back_as_it_was() {
     assert_eq!(engine.release(&pod_ref("a").uid, &sandbox("a")).len(), 1);
     engine.unprepare(&one.claim).unwrap();
     guest.assert_same(&before, &nic);
-    run(POOR);
 }
 
-#[test]
-fn a_port_of_a_bridge_is_one_again() {
+/// Lends nic0, which these lines make a port of `master`, and looks at it afterwards.
+fn assert_port_again(master: &str, lines: &[&str]) {
     let Some(guest) = Guest::new() else { return };
     let nic = guest.fresh(0);
-    for line in ["ip link add br7 type bridge", "ip link set br7 up", "ip link set nic0 master br7", "ip link set nic0 up"] {
-        run(line);
-    }
+    lines.iter().for_each(|line| run(line));
     let before = guest.state(&nic);
-    assert_eq!(before.master.as_deref(), Some("br7"));
+    assert_eq!(before.master.as_deref(), Some(master));
     let engine = guest.engine();
     let one = claim("a", &[guest.name(&nic)], "");
     engine.prepare(&one, &pod_ref("a")).unwrap();
     let pod = guest.pod("a");
     engine.attach(&pod_ref("a").uid, &sandbox("a"), pod.path(), soon()).unwrap();
+    assert!(guest.find(&nic).is_none());
     engine.unprepare(&one.claim).unwrap();
     guest.assert_same(&before, &nic);
-    run("ip link del br7");
+}
+
+#[test]
+fn a_port_of_a_bridge_is_one_again() {
+    let lines = ["ip link add br7 type bridge", "ip link set br7 up", "ip link set nic0 master br7", "ip link set nic0 up"];
+    assert_port_again("br7", &lines);
+}
+
+#[test]
+fn a_port_of_a_bond_is_one_again() {
+    let lines = ["ip link add bond7 type bond mode active-backup", "ip link set nic0 master bond7", "ip link set bond7 up"];
+    assert_port_again("bond7", &lines);
+}
+
+#[test]
+fn a_link_of_a_vrf_with_its_routes_is_one_again() {
+    let lines = [
+        "ip link add red7 type vrf table 777",
+        "ip link set red7 up",
+        "ip link set nic0 master red7",
+        "ip link set nic0 up",
+        "ip address add 10.9.0.1/24 dev nic0",
+        "ip address add 2001:db8:9::1/64 dev nic0 nodad",
+        "ip route add 10.90.0.0/16 via 10.9.0.254 table 777",
+    ];
+    assert_port_again("red7", &lines);
 }
 
 const CHANGED: &str = r#"{"interface": {"name": "eth7", "mtu": 1400, "hardwareAddr": "02:00:00:00:aa:05"}}"#;
@@ -130,7 +151,6 @@ fn what_the_kernel_returned_while_the_agent_was_away_is_repaired_by_the_next_one
     assert_eq!(back.alt_names, before.alt_names);
     engine.unprepare(&one.claim).unwrap();
     guest.assert_same(&before, &nic);
-    run(POOR);
 }
 
 #[test]
@@ -160,7 +180,6 @@ fn what_the_kernel_returns_is_repaired_within_a_second() {
     stop.cancel();
     engine.unprepare(&one.claim).unwrap();
     guest.assert_same(&before, &nic);
-    run(POOR);
 }
 
 #[test]
@@ -207,7 +226,6 @@ fn a_nic_that_the_pod_renamed_and_changed_comes_back_as_it_was() {
     pod.netns().unwrap().run(|| lines.iter().for_each(|line| run(line))).unwrap();
     engine.unprepare(&one.claim).unwrap();
     guest.assert_same(&before, &nic);
-    run(POOR);
 }
 
 #[test]
@@ -224,11 +242,13 @@ fn a_nic_that_is_plugged_in_again_while_it_is_lent_is_the_same_one() {
     let new = guest.link(&nic);
     assert_ne!(new.name, "nic0");
     assert!(engine.look(&one.claim.uid).unwrap().seen.values().all(|seen| *seen == Seen::Missing));
-    assert_eq!(engine.release(&pod_ref("a").uid, &sandbox("a")), [Released::AtHome(guest.name(&nic))]);
+    assert_eq!(
+        engine.release(&pod_ref("a").uid, &sandbox("a")),
+        [Released::AtHome(Share { device: guest.name(&nic), id: None })]
+    );
     assert_eq!(guest.link(&nic).name, "nic0", "known by what it is");
     engine.unprepare(&one.claim).unwrap();
     guest.assert_same(&before, &nic);
-    run(POOR);
 }
 
 #[test]
@@ -237,9 +257,9 @@ fn a_nic_that_stays_unplugged_is_told_and_keeps_nothing() {
     let nic = guest.fresh(0);
     let engine = guest.engine();
     let (_pod, one) = lent(&guest, &engine, &nic, "a", "");
-    let name = engine.records()[0].devices[0].device.clone();
+    let share = engine.records()[0].devices[0].share();
     nic.unplug();
-    assert_eq!(engine.release(&pod_ref("a").uid, &sandbox("a")), [Released::Gone(name)]);
+    assert_eq!(engine.release(&pod_ref("a").uid, &sandbox("a")), [Released::Gone(share)]);
     engine.unprepare(&one.claim).unwrap();
     assert!(engine.records().is_empty());
     assert_eq!(engine.pinned(), 0);
@@ -275,7 +295,6 @@ fn what_a_foreign_daemon_does_on_return_is_respected() {
         assert!(Instant::now() < end, "{:#?}", host_state::compare(&before, &after));
         std::thread::sleep(Duration::from_millis(100));
     }
-    run(POOR);
 }
 
 #[test]

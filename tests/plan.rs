@@ -38,7 +38,7 @@ fn run(config: &str, host: &HostState, show: &str) -> String {
 
 fn command(step: &Step, host_name: &str, link: &str) -> String {
     match step {
-        Step::DetachPrograms { .. } => "true".into(),
+        Step::Vf { .. } | Step::DetachPrograms { .. } => "true".into(),
         Step::Move { name, mtu, address } => {
             let mtu = mtu.map(|m| format!(" mtu {m}")).unwrap_or_default();
             let address = address.as_ref().map(|a| format!(" address {a}")).unwrap_or_default();

@@ -23,12 +23,14 @@ mod settings;
 mod taken;
 mod tend;
 mod turns;
+mod vf;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::attach::forecast::Forecast;
+use crate::inventory::sysfs::Sysfs;
 use crate::inventory::{Lent, Scan};
 use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, LedgerError, Phase};
 use crate::names::{PodUid, SandboxId};
@@ -77,6 +79,10 @@ pub struct Engine {
     ended: ended::Ended,
     /// How long a DHCP server is waited for.
     dhcp_timeout: Duration,
+    /// Held while a virtual function is looked at and set.
+    vfs: Mutex<()>,
+    /// Where virtual functions are told from others.
+    sysfs: Sysfs,
     observer: observe::ObserverBox,
     kept: kept::Kept,
 }
@@ -111,9 +117,18 @@ impl Engine {
             forecast: Mutex::default(),
             ended: ended::Ended::default(),
             dhcp_timeout: lease::DHCP_TIMEOUT,
+            vfs: Mutex::default(),
+            sysfs: Sysfs::new("/sys"),
             observer: observe::ObserverBox::default(),
             kept: kept::Kept::default(),
         }
+    }
+
+    /// Looks at the sysfs tree `sysfs`; without it at `/sys`.
+    #[must_use]
+    pub fn with_sysfs(mut self, sysfs: Sysfs) -> Self {
+        self.sysfs = sysfs;
+        self
     }
 
     /// All records, for status and for the inventory.

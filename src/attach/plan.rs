@@ -12,6 +12,7 @@ mod rules;
 mod step;
 #[cfg(test)]
 mod tests;
+pub(super) mod vf;
 
 use serde::{Deserialize, Serialize};
 

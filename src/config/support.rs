@@ -23,7 +23,6 @@ const NOT_YET: &[&str] = &[
     "interface.group",
     "interface.ipv6",
     "interface.sysctls",
-    "vf",
 ];
 
 impl NetworkConfig {

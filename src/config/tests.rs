@@ -427,6 +427,8 @@ fn a_type_and_its_block_agree() {
         (r#"{"interface":{"macvlan":{}}}"#, "interface.macvlan", "type macvlan only"),
         (r#"{"interface":{"type":"macvlan","vlan":{"id":5}}}"#, "interface.vlan", "type vlan only"),
         (r#"{"interface":{"type":"ipvlan"},"ethtool":{"features":{"tso":true}}}"#, "ethtool", "passthrough"),
+        (r#"{"interface":{"type":"ipvlan"},"vf":{"trust":true}}"#, "vf", "passthrough"),
+        (r#"{"interface":{"type":"ipvlan","disableEbpfPrograms":true}}"#, "interface.disableEbpfPrograms", "stays on the host"),
         (r#"{"interface":{"type":"vlan"}}"#, "interface.vlan.id", "required"),
         (r#"{"interface":{"type":"vlan","vlan":{"protocol":"802.1Q"}}}"#, "interface.vlan.id", "required"),
         (r#"{"interface":{"type":"vlan","vlan":{"id":0}}}"#, "interface.vlan.id", "is 0; must be 1 to 4094"),
@@ -442,4 +444,25 @@ fn a_type_and_its_block_agree() {
         assert!(found.len() == 1 && found[0].starts_with(path) && found[0].contains(words), "{bad}: {found:?}");
     }
     assert!(parse(r#"{"interface":{"type":"bridge"}}"#).unwrap_err().to_string().contains("interface.type"));
+}
+
+#[test]
+fn rules_over_virtual_functions() {
+    let good = r#"{"vf": {"vlan": 4094, "qos": 7, "proto": "802.1ad", "mac": "02:00:00:00:00:07", "spoofCheck": false, "trust": true,
+        "minTxRate": 10, "maxTxRate": 0, "linkState": "auto"}}"#;
+    assert_eq!(faults(good), [""; 0]);
+    assert!(parse(good).unwrap().not_supported_yet().is_empty());
+    assert_eq!(faults(r#"{"vf": {"vlan": 0, "qos": 0}}"#), [""; 0]);
+    for (json, path) in [
+        (r#"{"vlan": 4095}"#, "vf.vlan"),
+        (r#"{"vlan": 1, "qos": 8}"#, "vf.qos"),
+        (r#"{"vlan": 0, "qos": 1}"#, "vf.qos"),
+        (r#"{"vlan": 0, "proto": "802.1Q"}"#, "vf.proto"),
+        (r#"{"mac": "01:00:00:00:00:07"}"#, "vf.mac"),
+        (r#"{"minTxRate": 20, "maxTxRate": 10}"#, "vf.minTxRate"),
+    ] {
+        let found = faults(&format!(r#"{{"vf": {json}}}"#));
+        assert!(found.len() == 1 && found[0].starts_with(path), "{json}: {found:?}");
+    }
+    assert!(parse(r#"{"vf": {"linkState": "up"}}"#).is_err());
 }

@@ -4,6 +4,7 @@ mod child;
 mod ethtool;
 mod interface;
 mod routing;
+mod vf;
 
 use std::net::IpAddr;
 
@@ -60,7 +61,10 @@ impl NetworkConfig {
         if let Some(ethtool) = &self.ethtool {
             ethtool::check(ethtool, &mut faults);
         }
-        child::check_ethtool(self, &mut faults);
+        child::check_device(self, &mut faults);
+        if let Some(vf) = &self.vf {
+            vf::check(vf, &mut faults);
+        }
         faults.0
     }
 }

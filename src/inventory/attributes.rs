@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::hardware::is_representor;
+use super::hardware::{HardwareId, is_representor};
 use super::sysfs::{LinkFacts, PciFunction, RdmaFacts};
 use super::{Attribute, Attributes};
 use crate::netdev::bpf::{Programs, Xdp};
@@ -64,8 +64,13 @@ fn of_pci(pci: &PciFunction) -> Attributes {
     ];
     let mut attributes: Attributes =
         texts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), text(value?)))).collect();
-    if pci.physical_function.is_some() {
+    if let Some(pf) = &pci.physical_function {
         attributes.insert("isSriovVf".to_owned(), Attribute::Bool(true));
+        let parent = HardwareId::Pci { address: pf.clone(), port: String::new() };
+        attributes.insert("physicalFunction".to_owned(), text(parent.device_name().as_str()));
+    }
+    if let Some(index) = pci.vf_index {
+        attributes.insert("vfIndex".to_owned(), Attribute::Int(index.into()));
     }
     attributes
 }

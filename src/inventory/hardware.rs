@@ -157,7 +157,7 @@ pub(super) fn own_address(link: &Link) -> Option<&LinkAddress> {
 }
 
 /// Whether the link stands for a function that is elsewhere (in a guest, in a pod).
-pub(super) fn is_representor(link: &Link) -> bool {
+pub(crate) fn is_representor(link: &Link) -> bool {
     link.phys_port_name.as_deref().is_some_and(is_representor_name)
 }
 

@@ -39,10 +39,21 @@ pub struct PciFunction {
     pub driver: Option<String>,
     /// Address of the physical function, for a virtual function.
     pub physical_function: Option<String>,
+    /// Its number among those of the physical function, for a virtual function.
+    pub vf_index: Option<u32>,
     /// `sriov_totalvfs`: virtual functions it could have.
     pub sriov_total: u32,
     /// `sriov_numvfs`: virtual functions it has.
     pub sriov_vfs: u32,
+}
+
+/// Which virtual function, of which physical one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VirtualFunction {
+    /// PCI address of the physical function.
+    pub pf: String,
+    /// Number among its virtual functions, from 0.
+    pub index: u32,
 }
 
 /// What sysfs knows of a link.
@@ -191,9 +202,17 @@ impl Sysfs {
             subsystem: text(&function.join("subsystem_device")),
             driver: link_name(&function.join("driver")),
             physical_function: link_name(&function.join("physfn")),
+            vf_index: vf_index(&function),
             sriov_total: number(&function.join("sriov_totalvfs")).unwrap_or(0),
             sriov_vfs: number(&function.join("sriov_numvfs")).unwrap_or(0),
         })
+    }
+
+    /// What virtual function the PCI function `address` is; none when it is none.
+    #[must_use]
+    pub fn virtual_function(&self, address: &str) -> Option<VirtualFunction> {
+        let function = self.root.join("bus/pci/devices").join(Some(address).filter(|address| is_pci_address(address))?);
+        Some(VirtualFunction { pf: link_name(&function.join("physfn"))?, index: vf_index(&function)? })
     }
 
     /// The node of the device or of the nearest one above that names one.
@@ -221,6 +240,26 @@ pub fn is_pci_address(text: &str) -> bool {
         && (bus.len(), device.len()) == (2, 2)
         && [domain, bus, device].into_iter().all(hex)
         && matches!(function.as_bytes(), [b'0'..=b'7'])
+}
+
+/// Number of a virtual function. Routing ids (bus, device, function) of a physical function's virtual ones begin `sriov_offset` behind
+/// its own and are `sriov_stride` apart (PCI Express base specification, 9.3.3.9); `virtfnN` confirms it.
+fn vf_index(function: &Path) -> Option<u32> {
+    let pf = function.join("physfn");
+    let own = std::fs::canonicalize(function).ok().and_then(|path| file_name(&path))?;
+    let (offset, stride) = (number(&pf.join("sriov_offset"))?, number(&pf.join("sriov_stride"))?);
+    let behind = routing_id(&own)?.checked_sub(routing_id(&link_name(&pf)?)?)?.checked_sub(offset)?;
+    // One that has a single function may have a stride of 0.
+    let index = behind.checked_div(stride).unwrap_or(0);
+    (link_name(&pf.join(format!("virtfn{index}"))).as_ref() == Some(&own)).then_some(index)
+}
+
+/// Bus, device and function of an address as one number.
+fn routing_id(address: &str) -> Option<u32> {
+    let (rest, function) = Some(address).filter(|address| is_pci_address(address))?.rsplit_once('.')?;
+    let mut parts = rest.rsplit(':').map(|part| u32::from_str_radix(part, 16));
+    let (device, bus) = (parts.next()?.ok()?, parts.next()?.ok()?);
+    Some(bus << 8 | device << 3 | function.parse::<u32>().ok()?)
 }
 
 fn pci_root(path: &Path) -> Option<String> {

@@ -202,14 +202,18 @@ fn a_machine_with_physical_functions() {
     let mut machine = Machine::new();
     for (domain, function, vfs) in [("0000", 0, "0"), ("0000", 1, "2"), ("0012", 0, "0")] {
         let path = format!("pci{domain}:00/{domain}:00:00.0/{domain}:03:00.{function}");
-        let files = [("numa_node", "-1"), ("sriov_totalvfs", "16"), ("sriov_numvfs", vfs)];
+        // The functions 2 and 4 are the first two virtual ones of function 1.
+        let files =
+            [("numa_node", "-1"), ("sriov_totalvfs", "16"), ("sriov_numvfs", vfs), ("sriov_offset", "1"), ("sriov_stride", "2")];
         machine.device(&path, "pci", &files);
         machine.netdev(Some(&path), 0, nic(&format!("rdma{domain}{function}"), function));
         machine.rdma(&path, &format!("mlx5_{domain}{function}"));
     }
     let function = "pci0000:00/0000:00:00.0/0000:03:00.4";
     machine.device(function, "pci", &[]);
-    machine.link(&format!("devices/{function}/physfn"), "devices/pci0000:00/0000:00:00.0/0000:03:00.1");
+    let pf = "devices/pci0000:00/0000:00:00.0/0000:03:00.1";
+    machine.link(&format!("devices/{function}/physfn"), pf);
+    machine.link(&format!("{pf}/virtfn1"), &format!("devices/{function}"));
     machine.netdev(Some(function), 0, nic("vf0", 9));
     let index = machine.index("vf0");
     for ip in ["10.1.0.9", "fe80::9", "2001:db8::9", "127.0.0.9"] {
@@ -220,9 +224,11 @@ fn a_machine_with_physical_functions() {
     let pf = &device(&scan, "pci-0000-03-00-1").attributes;
     assert_eq!((&pf["sriov"], &pf["sriovVfs"]), (&Attribute::Bool(true), &Attribute::Int(2)));
     assert_eq!(pf["resource.kubernetes.io/pcieRoot"], text("pci0000:00"));
+    assert!(!pf.contains_key("physicalFunction") && !pf.contains_key("vfIndex"));
     assert!(!pf.contains_key("isSriovVf") && !pf.contains_key("numaNode") && !pf.contains_key("ipv4"));
     let vf = &device(&scan, "pci-0000-03-00-4").attributes;
     assert_eq!((&vf["isSriovVf"], &vf["sriov"]), (&Attribute::Bool(true), &Attribute::Bool(false)));
+    assert_eq!((&vf["physicalFunction"], &vf["vfIndex"]), (&text("pci-0000-03-00-1"), &Attribute::Int(1)));
     assert_eq!((&vf["ipv4"], &vf["ipv6"]), (&text("10.1.0.9/24"), &text("2001:db8::9/24")));
     assert_eq!(vf["rdma"], Attribute::Bool(false));
 }

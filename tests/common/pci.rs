@@ -2,6 +2,7 @@
 //! hardware to.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use dranic::ledger::Ledger;
 use dranic::names::DeviceName;
 use dranic::netdev::address::IFA_F_TENTATIVE;
 use dranic::netdev::host_state::{self, Snapshot};
-use dranic::netdev::{HostState, Link, link};
+use dranic::netdev::{HostState, Link, link, moves};
 use dranic::netlink::RouteSocket;
 use dranic::netns::Netns;
 use dranic_testbed::fabric::{PodDir, PodNetns};
@@ -135,6 +136,14 @@ impl Guest {
         self.device(nic).name
     }
 
+    /// Moves a link by hand; it keeps its name.
+    pub(crate) fn carry(&self, from: &Netns, to: &Netns, name: &str) {
+        let mut socket = RouteSocket::open_in(from).unwrap();
+        let index = link::by_name(&mut socket, name, soon()).unwrap().unwrap().index;
+        let m = moves::Move { index, target: to.as_fd(), new_index: index, name: name.to_owned(), mtu: None, address: None };
+        socket.request(moves::request(&m), soon()).unwrap();
+    }
+
     /// What the NIC is on the host, once nothing is on its way any more.
     pub(crate) fn state(&self, nic: &Nic) -> HostState {
         wait_for("carrier and addresses", || {
@@ -156,6 +165,21 @@ impl Guest {
             }
             assert!(Instant::now() < end, "{differences:#?}");
             std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+impl Drop for Guest {
+    /// What a test leaves beside the NICs, also one that failed: the next one shall not fail for that.
+    fn drop(&mut self) {
+        for line in [
+            "ip rule del priority 1000",
+            "ip link del br7",
+            "ip link del bond7",
+            "ip link del red7",
+            "ip link del nic0 type bridge",
+        ] {
+            let _ = Command::new("sh").args(["-c", &format!("{line} 2>/dev/null")]).status();
         }
     }
 }

@@ -41,6 +41,7 @@ fn staged(steps: &[Step]) -> impl Iterator<Item = (Stage, &Step)> {
         up |= matches!(step, Step::Up);
         let stage = match step {
             Step::DetachPrograms { .. }
+            | Step::Vf { .. }
             | Step::Move { .. }
             | Step::Create { .. }
             | Step::Sysctl { .. }
@@ -91,7 +92,12 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
 fn request(job: &Job, step: &Step) -> Option<Request> {
     let index = job.index;
     Some(match step.clone().by_link(index) {
-        Step::DetachPrograms { .. } | Step::Move { .. } | Step::Create { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => {
+        Step::DetachPrograms { .. }
+        | Step::Vf { .. }
+        | Step::Move { .. }
+        | Step::Create { .. }
+        | Step::Sysctl { .. }
+        | Step::Ethtool { .. } => {
             return None;
         }
         Step::Up => link::up_request(index, true),

@@ -164,7 +164,9 @@ pub(super) fn leftovers_of(device: &DeviceRecord) -> Vec<Leftover> {
     undo.filter_map(|undo| match undo {
         Undo::DeleteRule { rule } => Some(Leftover::Rule(rule)),
         Undo::DeleteRoute { route } => Some(Leftover::Route(route)),
-        Undo::AttachPrograms | Undo::MoveBack | Undo::DeleteLink | Undo::WithMove | Undo::Restore => None,
+        Undo::AttachPrograms | Undo::MoveBack | Undo::DeleteLink | Undo::WithMove | Undo::Restore | Undo::RestoreVf { .. } => {
+            None
+        }
     })
     .collect()
 }

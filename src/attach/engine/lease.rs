@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::prepare::{PrepareReason, kernel};
 use super::{Engine, KernelError, jobs, look_deadline, micros_since};
-use crate::attach::plan;
+use crate::attach::{Step, plan};
 use crate::crash;
 use crate::dhcp::{Client, Identity, Lease, Moment, Port, State, state};
 use crate::dra::resolve::ResolvedClaim;
@@ -140,11 +140,15 @@ fn take(device: &mut DeviceRecord, claim: &ResolvedClaim, (lease, micros): (Leas
     device.times.retain(|t| t.step != "lease");
     device.times.push(StepTime { step: "lease".to_owned(), micros });
     if let Some(wanted) = wanted {
-        device.plan = plan::plan_with(&wanted.config, &device.host, Some(lease)).map_err(|source| PrepareReason::Plan {
+        let mut plan = plan::plan_with(&wanted.config, &device.host, Some(lease)).map_err(|source| PrepareReason::Plan {
             request: device.request.clone(),
             device: device.device.clone(),
             source,
         })?;
+        // What was set of a virtual function is done, and has to be undone.
+        let set = device.plan.steps.iter().filter(|step| matches!(step, Step::Vf { .. })).cloned();
+        plan.steps.splice(0..0, set);
+        device.plan = plan;
     }
     device.host.ethtool = std::mem::take(&mut device.host.ethtool).without_fixed();
     Ok(())

@@ -119,6 +119,16 @@ pub enum PrepareReason {
         /// Why.
         why: String,
     },
+    /// As a virtual function it can't be what is asked for.
+    #[error("request {request}, device {device}: {why}")]
+    Vf {
+        /// Which request.
+        request: String,
+        /// Which device.
+        device: DeviceName,
+        /// Why, with the path of the field.
+        why: String,
+    },
     /// Two devices of the pod would have one name.
     #[error("devices {device} and {other} would both be called {name} in the pod; set interface.name for one of them")]
     NameTwice {
@@ -175,18 +185,19 @@ impl Engine {
         prepared
     }
 
-    /// A prepare that was killed may have left links up, and devices without the lease that they wait for.
+    /// A prepare that was killed may have left links up, virtual functions as they were, and devices without the lease that they wait for.
     fn go_on(&self, record: Arc<ClaimRecord>, claim: &ResolvedClaim) -> Result<Arc<ClaimRecord>, PrepareReason> {
         if !record.devices.iter().any(DeviceRecord::lacks_lease) {
-            return self.take_down(&record).map_err(|(step, e)| kernel(step, e));
+            return self.change_host(&record);
         }
         self.finish(record, claim)
     }
 
-    /// What follows the first record: leases, and links down. Puts everything back where that fails.
+    /// What follows the first record: virtual functions (the VLAN of one decides which DHCP server it reaches), leases, and links down.
+    /// Puts everything back where that fails.
     fn finish(&self, record: Arc<ClaimRecord>, claim: &ResolvedClaim) -> Result<Arc<ClaimRecord>, PrepareReason> {
-        let down = |record| self.take_down(&record).map_err(|(step, error)| kernel(step, error));
-        self.get_leases(record, claim).and_then(down).inspect_err(|_| {
+        let leased = self.set_vfs(&record).and_then(|()| self.get_leases(record, claim));
+        leased.and_then(|record| self.change_host(&record)).inspect_err(|_| {
             if let Some(record) = self.ledger.get(&claim.claim.uid) {
                 self.put_back(&record);
             }
@@ -287,7 +298,11 @@ impl Engine {
                     why: why_needed(why, &snapshot.links.iter().map(|l| (l.index, l.name.as_str())).collect()),
                 });
             }
-            let (host, plan) = self.plan_device(claim, wanted, &snapshot, index, &names)?;
+            let (host, mut plan) = self.plan_device(claim, wanted, &snapshot, index, &names)?;
+            if plan.child().is_none() {
+                self.plan_vf(&wanted.config, &device.hardware, &host, &snapshot.links, &mut plan)
+                    .map_err(|why| PrepareReason::Vf { request: wanted.request.clone(), device: wanted.device.clone(), why })?;
+            }
             if let Some(other) = names.insert(plan.pod_link.clone(), wanted.device.clone()) {
                 return Err(PrepareReason::NameTwice { device: wanted.device.clone(), other, name: plan.pod_link });
             }
@@ -350,6 +365,12 @@ impl Engine {
     fn same_index(&self, snapshot: &Snapshot, device: &Device) -> Option<u32> {
         let seen = device.link.as_ref()?;
         snapshot.links.iter().find(|now| now.index == seen.index && locate::is_same(seen, now)).map(|now| now.index)
+    }
+
+    /// What prepare changes on the host.
+    fn change_host(&self, record: &Arc<ClaimRecord>) -> Result<Arc<ClaimRecord>, PrepareReason> {
+        self.set_vfs(record)?;
+        self.take_down(record).map_err(|(step, error)| kernel(step, error))
     }
 
     /// Takes the links down that are up, of devices that are in no sandbox: closing a real NIC costs hundreds of milliseconds under

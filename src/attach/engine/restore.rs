@@ -24,12 +24,21 @@ impl Engine {
     /// # Errors
     /// When the host could not be looked at, or did not answer in time: then the record must stay.
     pub(super) fn restore_devices(&self, record: &Arc<ClaimRecord>) -> Result<(), String> {
+        // A function may be allowed again what its link needs.
+        let vf_faults: Vec<_> = record.devices.iter().filter_map(|d| Some((d.share(), self.restore_vf(record, d)?))).collect();
         let restored = self
             .host
             .run(|| restore_here(record, &self.kept.of(&record.claim.uid)))
             .map_err(KernelError::from)
             .and_then(|result| result);
-        let failed = restored.map_err(|error| format!("the host state could not be restored: {error}"))?;
+        let mut failed = restored.map_err(|error| format!("the host state could not be restored: {error}"))?;
+        for (device, fault) in vf_faults {
+            tracing::warn!(claim = %record.claim, %device, what = fault.0, why = fault.1, "not restored");
+            match failed.iter_mut().find(|(other, _)| *other == device) {
+                Some((_, faults)) => faults.push(fault),
+                None => failed.push((device, vec![fault])),
+            }
+        }
         for (device, failed) in failed {
             self.observe(record, Observed::Restored(device, failed));
         }

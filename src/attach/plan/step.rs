@@ -4,12 +4,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::PodLinkName;
 use crate::netdev::ethtool::Change;
+use crate::netdev::vf::VfSettings;
 use crate::netdev::{Address, Child, LinkAddress, Neighbour, Route, Rule};
 
-/// One step inside (or into) the pod's namespace.
+/// One step inside (or into) the pod's namespace, or in prepare.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "camelCase")]
 pub enum Step {
+    /// In prepare: set what the physical function says of this virtual one.
+    #[serde(rename_all = "camelCase")]
+    Vf {
+        /// PCI address of the physical function.
+        pf: String,
+        /// Number of the virtual one.
+        index: u32,
+        /// What is to be set.
+        wanted: VfSettings,
+        /// What each of these was.
+        before: VfSettings,
+    },
     /// Take the host's eBPF programs off the link. Prepare does that, when the link is down and still on the host.
     DetachPrograms {
         /// Which, in words.
@@ -79,6 +92,16 @@ pub enum Step {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "undo", rename_all = "camelCase")]
 pub enum Undo {
+    /// Set the virtual function as it was, where nobody else has changed it meanwhile.
+    #[serde(rename_all = "camelCase")]
+    RestoreVf {
+        /// PCI address of the physical function.
+        pf: String,
+        /// Number of the virtual one.
+        index: u32,
+        /// What it was.
+        before: VfSettings,
+    },
     /// Attach the programs again, once the link is on the host: those that are attached directly, and those whose link is held by a file,
     /// by a new link in that file.
     AttachPrograms,
@@ -107,6 +130,9 @@ impl Undo {
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
+            Self::RestoreVf { pf, index, before } => {
+                format!("setting virtual function {index} of {pf} as it was: {}", vf_words(before))
+            }
             Self::AttachPrograms => "attaching its eBPF programs again, once it is on the host".to_owned(),
             Self::MoveBack => "moving it back to the host, under its name there".to_owned(),
             Self::DeleteLink => "deleting the link in the pod".to_owned(),
@@ -116,6 +142,10 @@ impl Undo {
             Self::DeleteRoute { route } => format!("deleting route {} of the pod in table {}", route.destination, route.table),
         }
     }
+}
+
+fn vf_words(settings: &VfSettings) -> String {
+    settings.all().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn rule_words(rule: &Rule) -> String {
@@ -129,6 +159,7 @@ impl Step {
     #[must_use]
     pub fn undo(&self) -> Undo {
         match self {
+            Self::Vf { pf, index, before, .. } => Undo::RestoreVf { pf: pf.clone(), index: *index, before: before.clone() },
             Self::DetachPrograms { .. } => Undo::AttachPrograms,
             Self::Move { .. } => Undo::MoveBack,
             Self::Create { .. } => Undo::DeleteLink,
@@ -152,6 +183,7 @@ impl Step {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
+            Self::Vf { .. } => "vf",
             Self::DetachPrograms { .. } => "detachPrograms",
             Self::Move { .. } => "move",
             Self::Create { .. } => "create",
@@ -169,6 +201,7 @@ impl Step {
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
+            Self::Vf { pf, index, wanted, .. } => format!("setting virtual function {index} of {pf}: {}", vf_words(wanted)),
             Self::DetachPrograms { programs } => format!("taking off its eBPF programs: {}", programs.join("; ")),
             Self::Move { name, mtu, address } => {
                 let mtu = mtu.map(|mtu| format!(", with an MTU of {mtu} bytes")).unwrap_or_default();

@@ -33,11 +33,14 @@ pub(super) fn check(interface: &InterfaceConfig, faults: &mut Faults) {
     }
 }
 
-/// `ethtool` sets the device, which others have as well.
-pub(super) fn check_ethtool(config: &NetworkConfig, faults: &mut Faults) {
+/// `ethtool` and `vf` set the device, which others have as well.
+pub(super) fn check_device(config: &NetworkConfig, faults: &mut Faults) {
     let is_child = config.interface.as_ref().is_some_and(|i| i.kind.unwrap_or_default() != InterfaceKind::Passthrough);
     if is_child && config.ethtool.as_ref().is_some_and(|ethtool| *ethtool != EthtoolConfig::default()) {
         faults.add("ethtool", "is for a device that goes into the pod itself (interface.type passthrough); remove it");
+    }
+    if is_child && config.vf.is_some() {
+        faults.add("vf", "is for a device that goes into the pod itself (interface.type passthrough); remove it");
     }
 }
 

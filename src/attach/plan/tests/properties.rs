@@ -80,6 +80,8 @@ fn any_config() -> impl Strategy<Value = NetworkConfig> {
 /// What must be true of every plan, whatever it is made from.
 fn check_invariants(plan: &Plan) {
     let rank = |step: &Step| match step {
+        // Prepare does both.
+        Step::Vf { .. } => -2,
         Step::DetachPrograms { .. } => -1,
         Step::Move { .. } | Step::Create { .. } => 0,
         Step::Sysctl { .. } | Step::Ethtool { .. } => 1,
