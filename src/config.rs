@@ -6,6 +6,7 @@ mod duplicates;
 mod hint;
 mod merge;
 mod support;
+mod sysctls;
 mod text;
 mod types;
 mod validate;
@@ -14,6 +15,7 @@ mod validate;
 mod tests;
 
 pub use duplicates::duplicate_keys;
+pub use sysctls::FieldSysctl;
 pub use types::{
     AddrGenMode, ChannelsConfig, CoalesceConfig, EthtoolConfig, HostStateConfig, InterfaceConfig, InterfaceKind, Ipv6Config,
     IpvlanConfig, IpvlanFlag, IpvlanMode, LinkState, MacvlanConfig, MacvlanMode, NeighborConfig, NetworkConfig, PauseConfig,

@@ -18,7 +18,7 @@ pub mod uplink;
 
 pub use address::Address;
 pub use host_state::{Difference, HostState, RestoreReport};
-pub use link::{Link, LinkAddress};
+pub use link::{Link, LinkAddress, LinkSettings, PacketSizes};
 pub use neighbour::Neighbour;
 pub use qdisc::Qdisc;
 pub use route::{NextHop, Route};

@@ -16,6 +16,7 @@ mod release;
 mod restore;
 mod taken;
 mod turns;
+mod vrf;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -6,25 +6,26 @@ mod neighbours;
 mod reach;
 mod routes;
 mod rules;
+mod settings;
 mod step;
 #[cfg(test)]
 mod tests;
+mod vrf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::{InterfaceConfig, NetworkConfig};
 use crate::names::PodLinkName;
-use crate::netdev::{Address, HostState, LinkAddress};
+use crate::netdev::{Address, HostState, LinkAddress, Route};
 use left_out::LeftOut;
 
 pub use step::{Step, Undo};
 
 /// Least MTU of IPv6, bytes (`IPV6_MIN_MTU`, `linux/ipv6.h`): below it the kernel turns IPv6 off on the link.
 const MTU_MIN_IPV6: u32 = 1280;
-/// The sysctl that a cluster network without IPv6 sets for every link of its pods.
-const DISABLE_IPV6: &str = "ipv6/conf/disable_ipv6";
 
-/// The plan of one device. Steps are in the order they are carried out: move, sysctls, addresses, up, neighbours, routes (those
+/// The plan of one device. Steps are in the order they are carried out: move, VRF (whose taking the link in drops IPv6 addresses),
+/// properties, altnames, sysctls, addresses, up, neighbours, routes (those
 /// of link scope before those that need them), rules. IPv6 addresses with an end come right after up: the kernel makes no
 /// connected route for one that was added to a link that is down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +70,34 @@ pub enum PlanError {
         /// What it would be.
         mtu: u32,
     },
+    /// The device can't have packets of this size.
+    #[error("interface.{field} {wanted} is more than what the device takes ({max} bytes)")]
+    Size {
+        /// Which one.
+        field: &'static str,
+        /// As configured, bytes.
+        wanted: u32,
+        /// The largest, bytes.
+        max: u32,
+    },
+    /// The kernel is older than this property.
+    #[error("interface.{field}: the node's kernel does not know this property; remove it")]
+    NoSize {
+        /// Which one.
+        field: &'static str,
+    },
+    /// A configured altname is the name itself.
+    #[error("interface.altNames: {name:?} is the link's own name in the pod already; remove it")]
+    AltName {
+        /// The name.
+        name: String,
+    },
+    /// The VRF would have the link's own name.
+    #[error("interface.vrf.name: {name:?} is the link's own name in the pod; set interface.name or choose another name")]
+    VrfName {
+        /// The name.
+        name: String,
+    },
     /// A configured route can't be reached by the addresses it would have.
     #[error("routes[{index}]: {reason}")]
     Route {
@@ -94,6 +123,9 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     let address = hardware_address(interface, host)?;
 
     let mut left_out = LeftOut::default();
+    let vrf = vrf(interface, &pod_link)?;
+    let flat = vrf.as_ref().map(|_| vrf::in_one_table(config, host, &mut left_out));
+    let (config, host) = flat.as_ref().map_or((config, host), |(config, host)| (config, host));
     let addresses = addresses::of_pod(interface, host, &mut left_out);
     let ipv6 = wants_ipv6(config, &addresses);
     if ipv6 && mtu.unwrap_or(host.mtu) < MTU_MIN_IPV6 {
@@ -105,17 +137,30 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
 
     let (early, late): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|a| !addresses::needs_link_up(a));
     let mut steps = vec![Step::Move { name: pod_link.clone(), mtu, address }];
-    if ipv6 {
-        steps.push(Step::Sysctl { key: DISABLE_IPV6.into(), value: "0".into() });
-    }
+    let table = vrf.as_ref().map(|(_, table)| *table);
+    steps.extend(vrf.map(|(name, table)| Step::Vrf { name, table }));
+    steps.extend(settings::of_pod(interface, host, &pod_link, ipv6)?);
     steps.extend(early.into_iter().map(|address| Step::Address { address }));
     steps.push(Step::Up);
     steps.extend(late.into_iter().map(|address| Step::Address { address }));
     steps.extend(neighbours.into_iter().map(|neighbour| Step::Neighbour { neighbour }));
     let configured = routes::configured_in(config);
-    steps.extend(routes.into_iter().map(|route| Step::Route { configured: configured.contains(&route), route }));
+    steps.extend(routes.into_iter().map(|route| {
+        let (configured, table) = (configured.contains(&route), table.unwrap_or(route.table));
+        Step::Route { configured, route: Route { table, ..route } }
+    }));
     steps.extend(rules.into_iter().map(|rule| Step::Rule { rule }));
     Ok(Plan { pod_link, steps, left_out: left_out.into_lines() })
+}
+
+/// Name and table of the VRF.
+fn vrf(interface: &InterfaceConfig, pod_link: &PodLinkName) -> Result<Option<(PodLinkName, u32)>, PlanError> {
+    let Some(config) = &interface.vrf else { return Ok(None) };
+    let name = PodLinkName::new(config.name.as_str())?;
+    if name == *pod_link {
+        return Err(PlanError::VrfName { name: config.name.clone() });
+    }
+    Ok(Some((name, config.table_or_default())))
 }
 
 /// The MTU to set in the pod, when it is not the host's. 0 as the device's largest means that its driver gives no limit.
@@ -141,6 +186,9 @@ fn hardware_address(interface: &InterfaceConfig, host: &HostState) -> Result<Opt
 
 /// Whether IPv6 has to work on the link in the pod.
 fn wants_ipv6(config: &NetworkConfig, addresses: &[Address]) -> bool {
+    if let Some(enabled) = config.interface.as_ref().and_then(InterfaceConfig::ipv6_enabled) {
+        return enabled;
+    }
     let routes = config.routes.iter().flatten().filter_map(|r| r.destination);
     let neighbors = config.neighbors.iter().flatten().filter_map(|n| n.destination);
     addresses.iter().map(|a| a.ip).chain(routes.map(|d| d.addr())).chain(neighbors).any(|ip| ip.is_ipv6())

@@ -317,19 +317,13 @@ fn what_is_not_carried_out_is_named_field_by_field() {
         paths(FULL),
         [
             "profile",
-            "interface.gsoMaxSize",
-            "interface.groMaxSize",
-            "interface.gsoIPv4MaxSize",
-            "interface.groIPv4MaxSize",
             "interface.disableEbpfPrograms",
-            "interface.arpIgnore",
-            "interface.arpAnnounce",
             "ethtool.features",
             "ethtool.privateFlags",
         ]
     );
     let rest = r#"{"interface": {"dhcp": true, "forwarding": true, "vrf": {"name": "blue"}}}"#;
-    assert_eq!(paths(rest), ["interface.dhcp", "interface.forwarding", "interface.vrf"]);
+    assert_eq!(paths(rest), ["interface.dhcp"]);
     let nothing = r#"{"interface": {"name": "a", "addresses": [], "mtu": 1500, "hardwareAddr": "02:00:00:00:00:05", "dhcp": false,
         "disableEbpfPrograms": false, "forwarding": false}, "routes": [], "rules": [], "neighbors": [],
         "ethtool": {"features": {}}}"#;

@@ -1,7 +1,9 @@
 //! Rules over values and across fields.
 
 mod interface;
+mod link;
 mod routing;
+mod sysctls;
 
 use std::net::IpAddr;
 
@@ -12,6 +14,8 @@ use crate::netdev::LinkAddress;
 pub(super) const ADDRESSES_MAX: usize = 64;
 /// Most elements of `routes`, `rules`, `neighbors` and the maps of `ethtool`.
 pub(super) const LIST_MAX: usize = 256;
+/// The kernel keeps sizes in a signed 32-bit number.
+const SIZE_MAX: u32 = i32::MAX as u32;
 /// Longest name of an ethtool feature or flag, in bytes: `ETH_GSTRING_LEN` (32) less the final NUL, `linux/ethtool.h`.
 const ETHTOOL_NAME_MAX: usize = 31;
 /// Longest `profile`, in bytes: a Kubernetes object's name.
@@ -52,11 +56,14 @@ impl NetworkConfig {
         }
         if let Some(interface) = &self.interface {
             interface::check(interface, &mut faults);
+            link::check(interface, &mut faults);
+            sysctls::check(interface, &mut faults);
         }
         routing::routes(self.routes.as_deref().unwrap_or_default(), &mut faults);
         let vrf = self.interface.as_ref().is_some_and(|i| i.vrf.is_some());
         routing::rules(self.rules.as_deref().unwrap_or_default(), vrf, &mut faults);
         routing::neighbors(self.neighbors.as_deref().unwrap_or_default(), &mut faults);
+        link::without_ipv6(self, &mut faults);
         self.check_ethtool(&mut faults);
         faults.0
     }

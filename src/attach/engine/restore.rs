@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::home::remove_alt_names;
 use super::{Engine, KernelError, Observed, locate, look_deadline, micros_since};
 use crate::crash;
 use crate::inventory::HardwareId;
@@ -49,6 +50,8 @@ fn restore_here(record: &ClaimRecord) -> Result<Vec<Failed>, KernelError> {
             continue;
         };
         let (start, deadline) = (Instant::now(), look_deadline());
+        // Where the kernel brought it back, the namespace having ended.
+        remove_alt_names(&mut socket, device, &found);
         let report = host_state::restore(&mut socket, found.index, &device.host, deadline);
         for (what, why) in &report.failed {
             tracing::warn!(claim = %record.claim, device = %device.device, link = %device.host.name, what, why, "not restored");

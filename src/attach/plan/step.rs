@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::names::PodLinkName;
-use crate::netdev::{Address, LinkAddress, Neighbour, Route, Rule};
+use crate::netdev::{Address, LinkAddress, LinkSettings, Neighbour, Route, Rule};
 
 /// One step inside (or into) the pod's namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,12 +18,32 @@ pub enum Step {
         /// Link-layer address in the pod, when it is not the host's.
         address: Option<LinkAddress>,
     },
+    /// Enslave the link to a VRF, which is made if it is not there.
+    Vrf {
+        /// Name of the VRF.
+        name: PodLinkName,
+        /// Its table.
+        table: u32,
+    },
+    /// Set properties of the link.
+    Link {
+        /// What is set; the rest stays as it is on the host.
+        settings: LinkSettings,
+    },
+    /// Give the link another name beside its own.
+    AltName {
+        /// The name.
+        name: String,
+    },
     /// Write a per-link sysctl (key as in [`crate::netdev::sysctl`]).
     Sysctl {
         /// `ipv6/conf/disable_ipv6`, …
         key: String,
         /// The value.
         value: String,
+        /// It is no fault when the link has none of this name, because it has no IPv6.
+        #[serde(default)]
+        may_lack: bool,
     },
     /// Set the link up.
     Up,
@@ -61,6 +81,16 @@ pub enum Undo {
     MoveBack,
     /// Nothing: moving the link back undoes it.
     WithMove,
+    /// Take the name away before the link moves back: the host has other names for it, or for another link.
+    RemoveAltName {
+        /// The name.
+        name: String,
+    },
+    /// Delete the VRF, if it was made for this pod and no link is left in it; the link itself leaves it by moving back.
+    LeaveVrf {
+        /// Name of the VRF.
+        name: PodLinkName,
+    },
     /// Delete the policy rule, which would stay in the pod.
     DeleteRule {
         /// The rule.
@@ -74,6 +104,8 @@ impl Step {
     pub fn undo(&self) -> Undo {
         match self {
             Self::Move { .. } => Undo::MoveBack,
+            Self::Vrf { name, .. } => Undo::LeaveVrf { name: name.clone() },
+            Self::AltName { name } => Undo::RemoveAltName { name: name.clone() },
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
             _ => Undo::WithMove,
         }
@@ -93,6 +125,9 @@ impl Step {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Move { .. } => "move",
+            Self::Vrf { .. } => "vrf",
+            Self::Link { .. } => "link",
+            Self::AltName { .. } => "altname",
             Self::Sysctl { .. } => "sysctl",
             Self::Up => "up",
             Self::Address { .. } => "address",
@@ -107,7 +142,10 @@ impl Step {
     pub fn describe(&self) -> String {
         match self {
             Self::Move { name, .. } => format!("moving it into the pod as {name}"),
-            Self::Sysctl { key, value } => format!("setting sysctl {key} to {value}"),
+            Self::Vrf { name, table } => format!("enslaving it to VRF {name} of table {table}"),
+            Self::Link { settings } => format!("setting {}", settings.words().join(", ")),
+            Self::AltName { name } => format!("adding altname {name}"),
+            Self::Sysctl { key, value, .. } => format!("setting sysctl {key} to {value}"),
             Self::Up => "setting it up".to_owned(),
             Self::Address { address } => format!("adding address {}/{}", address.ip, address.prefix_len),
             Self::Neighbour { neighbour } => format!("adding neighbour {}", neighbour.ip),
