@@ -142,7 +142,9 @@ fn a_size_beyond_the_devices_is_refused_in_prepare_and_the_kernel_agrees() {
     let before = world.host_states();
     let engine = world.engine();
     let max = before["nic0"].tso_max_size.unwrap();
-    for (field, wanted) in [("gsoMaxSize", max + 1), ("gsoIPv4MaxSize", max + 1), ("groMaxSize", 524_281), ("groIPv4MaxSize", 524_281)] {
+    for (field, wanted) in
+        [("gsoMaxSize", max + 1), ("gsoIPv4MaxSize", max + 1), ("groMaxSize", 524_281), ("groIPv4MaxSize", 524_281)]
+    {
         let all = claim("a", &world.device_names(), &format!(r#"{{"interface": {{"{field}": {wanted}}}}}"#));
         let error = engine.prepare(&all, &pod_ref("a")).unwrap_err().to_string();
         assert!(error.contains(&format!("interface.{field} {wanted} is more than what the device takes")), "{error}");
@@ -170,7 +172,9 @@ fn sysctls_are_written_and_given_back() {
         "sysctls": {"ipv4/conf/rp_filter": 2, "ipv4/neigh/gc_stale_time": "61", "ipv6/neigh/retrans_time_ms": 1500,
             "ipv6/conf/hop_limit": "63", "ipv6/conf/stable_secret": "fd00::5"}}}"#;
     let own = |world: &World| {
-        let write = || sysctl::write("nic0", "ipv4/conf/arp_ignore", "8").and_then(|()| sysctl::write("nic0", "ipv6/conf/hop_limit", "9"));
+        let write = || {
+            sysctl::write("nic0", "ipv4/conf/arp_ignore", "8").and_then(|()| sysctl::write("nic0", "ipv6/conf/hop_limit", "9"))
+        };
         world.node.netns().run(write).unwrap().unwrap();
     };
     let Some(lent) = Lent::new(parameters, own) else { return };
@@ -195,7 +199,9 @@ fn sysctls_are_written_and_given_back() {
 
 #[test]
 fn false_and_zero_are_written_where_the_namespace_says_otherwise() {
-    let Some(lent) = Lent::prepared(r#"{"interface": {"name": "rail0", "forwarding": false, "arpIgnore": 0}}"#, |_| ()) else { return };
+    let Some(lent) = Lent::prepared(r#"{"interface": {"name": "rail0", "forwarding": false, "arpIgnore": 0}}"#, |_| ()) else {
+        return;
+    };
     let on = || {
         for key in ["ipv4/conf/all/forwarding", "ipv6/conf/all/forwarding", "ipv4/conf/default/arp_ignore"] {
             std::fs::write(format!("/proc/sys/net/{key}"), "1").unwrap();
@@ -218,7 +224,11 @@ fn ipv6_can_be_turned_off_and_on() {
     assert!(!all.iter().any(|(of, a)| *of == index && a.ip.is_ipv6()), "{all:?}");
     assert!(lent.world.pod_addresses(&lent.pod).contains(&"10.0.0.1/24".to_owned()));
     let record = &lent.engine.records()[0];
-    assert!(record.devices[0].plan.left_out.iter().any(|l| l.contains("turns IPv6 off")), "{:?}", record.devices[0].plan.left_out);
+    assert!(
+        record.devices[0].plan.left_out.iter().any(|l| l.contains("turns IPv6 off")),
+        "{:?}",
+        record.devices[0].plan.left_out
+    );
     lent.ends_as_it_began();
 
     let parameters = r#"{"interface": {"name": "rail0", "addresses": ["10.0.0.5/24"], "ipv6": {"enabled": true}}}"#;
@@ -239,8 +249,9 @@ fn ipv6_can_be_turned_off_and_on() {
 #[test]
 fn duplicate_address_detection_is_done_on_request_only() {
     let flags = |dad: bool| {
-        let parameters =
-            format!(r#"{{"interface": {{"name": "rail0", "addresses": ["fd00:77::5/64", "10.0.0.5/24"], "ipv6": {{"dad": {dad}}}}}}}"#);
+        let parameters = format!(
+            r#"{{"interface": {{"name": "rail0", "addresses": ["fd00:77::5/64", "10.0.0.5/24"], "ipv6": {{"dad": {dad}}}}}}}"#
+        );
         let lent = Lent::new(&parameters, |_| ())?;
         let seen = lent.world.pod_snapshot(&lent.pod).addresses;
         let flags = seen.iter().find(|(_, a)| a.ip.to_string() == "fd00:77::5").unwrap().1.flags;
@@ -257,7 +268,10 @@ fn an_altname_that_is_taken_in_the_pod_is_refused_before_anything_moves() {
     let Some(lent) = Lent::prepared(parameters, |_| ()) else { return };
     lent.pod.add_eth0(lent.world.node.netns(), "vethpeer").unwrap();
     let error = lent.attach().unwrap_err();
-    assert!(matches!(error, AttachError::Refused { .. }) && error.to_string().contains("\"eth0\" of interface.altNames is taken"), "{error}");
+    assert!(
+        matches!(error, AttachError::Refused { .. }) && error.to_string().contains("\"eth0\" of interface.altNames is taken"),
+        "{error}"
+    );
     assert!(lent.world.links().iter().any(|l| l.name == "nic0"));
     lent.engine.unprepare(&lent.claim.claim).unwrap();
     lent.world.assert_unchanged(&lent.before);
@@ -326,8 +340,14 @@ fn assert_refused(parameters: &str, words: &str) {
 fn contradictions_are_refused() {
     let cases = [
         (r#"{"interface": {"ipv6": {"enabled": false}, "addresses": ["fd00::5/64"]}}"#, "interface.addresses[0]: needs IPv6"),
-        (r#"{"interface": {"sysctls": {"ipv6/conf/disable_ipv6": 1}, "addresses": ["fd00::5/64"]}}"#, "interface.addresses[0]: needs"),
-        (r#"{"interface": {"ipv6": {"enabled": false}}, "routes": [{"destination": "fd00::/8", "scope": 253}]}"#, "routes[0]: needs IPv6"),
+        (
+            r#"{"interface": {"sysctls": {"ipv6/conf/disable_ipv6": 1}, "addresses": ["fd00::5/64"]}}"#,
+            "interface.addresses[0]: needs",
+        ),
+        (
+            r#"{"interface": {"ipv6": {"enabled": false}}, "routes": [{"destination": "fd00::/8", "scope": 253}]}"#,
+            "routes[0]: needs IPv6",
+        ),
         (
             r#"{"interface": {"ipv6": {"enabled": false}}, "neighbors": [{"destination": "fd00::9", "hardwareAddr": "02:00:00:00:00:09"}]}"#,
             "neighbors[0]: needs IPv6",
@@ -351,7 +371,10 @@ fn contradictions_are_refused() {
         (r#"{"interface": {"altNames": ["x", "x"]}}"#, "interface.altNames[1]: x is in the list twice"),
         (r#"{"interface": {"name": "x", "altNames": ["x"]}}"#, "interface.altNames[0]: x is interface.name already"),
         (r#"{"interface": {"altNames": ["lo"]}}"#, "interface.altNames[0]: \"lo\" is reserved"),
-        (r#"{"interface": {"vrf": {"name": "blue"}, "altNames": ["blue"]}}"#, "interface.altNames[0]: blue is the name of the VRF"),
+        (
+            r#"{"interface": {"vrf": {"name": "blue"}, "altNames": ["blue"]}}"#,
+            "interface.altNames[0]: blue is the name of the VRF",
+        ),
     ];
     for (parameters, words) in cases {
         assert_refused(parameters, words);

@@ -123,7 +123,7 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     let address = hardware_address(interface, host)?;
 
     let mut left_out = LeftOut::default();
-    let vrf = vrf(interface, &pod_link)?;
+    let vrf = vrf::of_pod(interface, &pod_link)?;
     let flat = vrf.as_ref().map(|_| vrf::in_one_table(config, host, &mut left_out));
     let (config, host) = flat.as_ref().map_or((config, host), |(config, host)| (config, host));
     let addresses = addresses::of_pod(interface, host, &mut left_out);
@@ -151,16 +151,6 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     }));
     steps.extend(rules.into_iter().map(|rule| Step::Rule { rule }));
     Ok(Plan { pod_link, steps, left_out: left_out.into_lines() })
-}
-
-/// Name and table of the VRF.
-fn vrf(interface: &InterfaceConfig, pod_link: &PodLinkName) -> Result<Option<(PodLinkName, u32)>, PlanError> {
-    let Some(config) = &interface.vrf else { return Ok(None) };
-    let name = PodLinkName::new(config.name.as_str())?;
-    if name == *pod_link {
-        return Err(PlanError::VrfName { name: config.name.clone() });
-    }
-    Ok(Some((name, config.table_or_default())))
 }
 
 /// The MTU to set in the pod, when it is not the host's. 0 as the device's largest means that its driver gives no limit.

@@ -313,15 +313,7 @@ fn merging_is_field_by_field_and_the_later_wins() {
 #[test]
 fn what_is_not_carried_out_is_named_field_by_field() {
     let paths = |json: &str| -> Vec<String> { parse(json).unwrap().not_supported_yet().into_iter().map(|f| f.path).collect() };
-    assert_eq!(
-        paths(FULL),
-        [
-            "profile",
-            "interface.disableEbpfPrograms",
-            "ethtool.features",
-            "ethtool.privateFlags",
-        ]
-    );
+    assert_eq!(paths(FULL), ["profile", "interface.disableEbpfPrograms", "ethtool.features", "ethtool.privateFlags",]);
     let rest = r#"{"interface": {"dhcp": true, "forwarding": true, "vrf": {"name": "blue"}}}"#;
     assert_eq!(paths(rest), ["interface.dhcp"]);
     let nothing = r#"{"interface": {"name": "a", "addresses": [], "mtu": 1500, "hardwareAddr": "02:00:00:00:00:05", "dhcp": false,

@@ -96,8 +96,7 @@ async fn fields_that_are_not_supported_yet() {
     let Some((cluster, before)) = node::start(1).await else { return };
     for (number, (text, field)) in [
         (r#"{"interface": {"dhcp": true}}"#, "interface.dhcp"),
-        (r#"{"interface": {"gsoMaxSize": 65536}}"#, "interface.gsoMaxSize"),
-        (r#"{"interface": {"vrf": {"name": "blue", "table": 10}}}"#, "interface.vrf"),
+        (r#"{"profile": "rail-a"}"#, "profile"),
         (r#"{"interface": {"disableEbpfPrograms": true}}"#, "interface.disableEbpfPrograms"),
         (r#"{"ethtool": {"features": {"tx-checksumming": false}}}"#, "ethtool"),
     ]

@@ -144,3 +144,16 @@ fn a_roll_back_deletes_the_vrf() {
     assert!(error.contains("adding route"), "{error}");
     lent.ends_as_it_began();
 }
+
+#[test]
+fn a_link_that_left_by_itself_leaves_no_vrf_behind() {
+    if !can_run() {
+        return;
+    }
+    let lent = Lent::new(r#"{"interface": {"name": "rail0", "vrf": {"name": "blue", "table": 1500}}}"#, |_| ()).unwrap();
+    // As after a kill between the move and the deletion.
+    let index = lent.before["nic0"].index;
+    lent.world.carry(&lent.pod.netns().unwrap(), lent.world.node.netns(), "rail0", "rail0", index);
+    assert!(vrf_in(&lent.world, &lent.pod, "blue").is_some());
+    lent.ends_as_it_began();
+}

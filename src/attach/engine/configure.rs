@@ -11,7 +11,8 @@ use crate::netlink::{NetlinkError, Request, RouteSocket};
 use crate::netns::Netns;
 
 /// Why a VRF can't be made by a kernel that knows none.
-const NO_VRF: &str = "interface.vrf: the node's kernel has no VRF links (CONFIG_NET_VRF, module vrf); load it, or remove interface.vrf";
+const NO_VRF: &str =
+    "interface.vrf: the node's kernel has no VRF links (CONFIG_NET_VRF, module vrf); load it, or remove interface.vrf";
 
 /// A step that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -25,8 +25,10 @@ impl Engine {
                 crash::point("release: rules deleted");
                 let mut home = Home::new(&outside);
                 let urgency = (pace, Instant::now() + BACK);
-                let outcomes = devices.iter().map(|device| self.move_one_back(&mut pod, device, &inside, &mut home, urgency)).collect();
+                let outcomes =
+                    devices.iter().map(|device| self.move_one_back(&mut pod, device, &inside, &mut home, urgency)).collect();
                 vrf::delete_empty(&mut pod, devices);
+                crash::point("release: VRFs deleted");
                 outcomes
             }
             Err(error) => devices.iter().map(|d| Released::Stuck(d.device.clone(), error.to_string())).collect(),
@@ -53,6 +55,7 @@ impl Engine {
             return self.at_home_or_gone(device, home.links);
         };
         remove_alt_names(pod, device, found);
+        crash::point("release: altnames removed");
         let name = home.name_for(device);
         // The kernel would refuse the whole move for an altname that another link has by now; the restore says who has it.
         for taken in found.alt_names.iter().filter(|alt| home.names.contains(*alt)) {

@@ -49,14 +49,10 @@ impl Planned {
         self.place_in(name, table, links, occupied).map(Some).map_err(|why| (step.describe(), why))
     }
 
-    fn place_in(
-        &mut self,
-        name: &PodLinkName,
-        table: u32,
-        links: &[Link],
-        occupied: &mut Occupied,
-    ) -> Result<Place, String> {
-        let another = |other: u32| format!("interface.vrf: the pod has a VRF of that name with table {other}; use the same table, or another name");
+    fn place_in(&mut self, name: &PodLinkName, table: u32, links: &[Link], occupied: &mut Occupied) -> Result<Place, String> {
+        let another = |other: u32| {
+            format!("interface.vrf: the pod has a VRF of that name with table {other}; use the same table, or another name")
+        };
         if let Some((_, other, index)) = self.0.iter().find(|(planned, ..)| planned == name) {
             return if *other == table { Ok(Place { index: *index, make: false }) } else { Err(another(*other)) };
         }

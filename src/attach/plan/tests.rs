@@ -1,5 +1,6 @@
 mod properties;
 mod rules_and_neighbours;
+mod settings;
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;

@@ -2,8 +2,9 @@
 //!
 //! The rest of the planning does not know: it plans as for table main, and the routes go into the VRF's table in the end.
 
-use super::{LeftOut, routes, rules};
-use crate::config::{NetworkConfig, VrfConfig};
+use super::{LeftOut, PlanError, routes, rules};
+use crate::config::{InterfaceConfig, NetworkConfig, VrfConfig};
+use crate::names::PodLinkName;
 use crate::netdev::HostState;
 use crate::netdev::route::{TABLE_LOCAL, TABLE_MAIN};
 
@@ -17,6 +18,19 @@ impl VrfConfig {
 
 fn fnv1a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+/// Name and table of the VRF.
+///
+/// # Errors
+/// When it would have the link's own name.
+pub(super) fn of_pod(interface: &InterfaceConfig, pod_link: &PodLinkName) -> Result<Option<(PodLinkName, u32)>, PlanError> {
+    let Some(config) = &interface.vrf else { return Ok(None) };
+    let name = PodLinkName::new(config.name.as_str())?;
+    if name == *pod_link {
+        return Err(PlanError::VrfName { name: config.name.clone() });
+    }
+    Ok(Some((name, config.table_or_default())))
 }
 
 /// Configuration and host as they would be if there were no table but main.

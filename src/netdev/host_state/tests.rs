@@ -60,7 +60,7 @@ fn each_change_is_one_difference() {
         ("gsoMaxSize", |s| s.sizes.gso = Some(1)),
         ("groMaxSize", |s| s.sizes.gro = Some(1)),
         ("gsoIPv4MaxSize", |s| s.sizes.gso_ipv4 = Some(1)),
-        ("groIPv4MaxSize", |s| s.sizes.gro_ipv4 = None),
+        ("groIPv4MaxSize", |s| s.sizes.gro_ipv4 = Some(1)),
         ("name", |s| s.name = "rail1".into()),
         ("altname other", |s| drop(s.alt_names.pop())),
         ("altname new", |s| s.alt_names.push("new".into())),

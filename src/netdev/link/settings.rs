@@ -33,12 +33,7 @@ impl PacketSizes {
     /// Each with its name in a configuration.
     #[must_use]
     pub fn named(&self) -> [(&'static str, Option<u32>); 4] {
-        [
-            ("gsoMaxSize", self.gso),
-            ("groMaxSize", self.gro),
-            ("gsoIPv4MaxSize", self.gso_ipv4),
-            ("groIPv4MaxSize", self.gro_ipv4),
-        ]
+        [("gsoMaxSize", self.gso), ("groMaxSize", self.gro), ("gsoIPv4MaxSize", self.gso_ipv4), ("groIPv4MaxSize", self.gro_ipv4)]
     }
 
     /// The kernel takes them in the order of its own code, the IPv4 ones last, whatever the order here.

@@ -69,9 +69,14 @@ fn any_config() -> impl Strategy<Value = NetworkConfig> {
             ..config::RouteConfig::default()
         },
     );
-    (proptest::option::of(proptest::collection::vec(net(), 0..4)), proptest::option::of(proptest::collection::vec(route, 0..4)))
-        .prop_map(|(addresses, routes)| NetworkConfig {
-            interface: Some(InterfaceConfig { addresses, ..InterfaceConfig::default() }),
+    let vrf = proptest::option::of(Just(config::VrfConfig { name: "blue".into(), table: Some(1500) }));
+    (
+        proptest::option::of(proptest::collection::vec(net(), 0..4)),
+        proptest::option::of(proptest::collection::vec(route, 0..4)),
+        vrf,
+    )
+        .prop_map(|(addresses, routes, vrf)| NetworkConfig {
+            interface: Some(InterfaceConfig { addresses, vrf, ..InterfaceConfig::default() }),
             routes,
             ..NetworkConfig::default()
         })
@@ -81,7 +86,7 @@ fn any_config() -> impl Strategy<Value = NetworkConfig> {
 fn check_invariants(plan: &Plan) {
     let rank = |step: &Step| match step {
         Step::Move { .. } => 0,
-        Step::Sysctl { .. } => 1,
+        Step::Vrf { .. } | Step::Link { .. } | Step::AltName { .. } | Step::Sysctl { .. } => 1,
         Step::Address { address } if !addresses::needs_link_up(address) => 2,
         Step::Up => 3,
         Step::Address { .. } => 4,
@@ -95,6 +100,9 @@ fn check_invariants(plan: &Plan) {
     assert_eq!(ranks.iter().filter(|r| **r == 0).count(), 1);
     assert_eq!(ranks.iter().filter(|r| **r == 3).count(), 1);
 
+    if plan.steps.iter().any(|s| matches!(s, Step::Vrf { .. })) {
+        assert!(routes(plan).iter().all(|r| r.table == 1500) && rules(plan).is_empty(), "{plan:?}");
+    }
     let ips: HashSet<IpAddr> = addresses(plan).iter().map(|a| a.ip).collect();
     let routes = routes(plan);
     let mut keys = HashSet::new();
@@ -112,7 +120,7 @@ fn check_invariants(plan: &Plan) {
         assert!(link_local || connected || by_route, "{route:?} in {plan:#?}");
     }
     if ips.iter().any(IpAddr::is_ipv6) || routes.iter().any(|r| r.destination.addr().is_ipv6()) {
-        assert!(matches!(plan.steps[1], Step::Sysctl { .. }));
+        assert!(plan.steps.iter().take(3).any(|s| matches!(s, Step::Sysctl { .. })));
     }
 }
 
