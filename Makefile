@@ -17,13 +17,15 @@ export K8S CONTAINERD
 FUZZ ?=
 FUZZ_SECONDS ?= 60
 export FUZZ FUZZ_SECONDS
+# Of make e2e-vm: which lines of e2e/vm/tests (all); see e2e/vm/README.md.
+VM ?=
 # Where `make bench` writes its figures as JSON; empty: to nowhere.
 BENCH_JSON ?=
 # More for `make bench`, such as "--rounds 20" or "--check".
 BENCH_ARGS ?=
 export BENCH_JSON
 
-.PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e fuzz nri-reference
+.PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e e2e-vm fuzz nri-reference
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -69,6 +71,10 @@ fuzz: ## fuzz the parsers of hostile bytes (FUZZ_SECONDS=60 FUZZ=mux,ttrpc); end
 nri-reference: ## run the runtime side of NRI itself against us; ends with "N passed, N failed, N skipped" (NRI="--only NAME", see README of e2e/nri-reference)
 	@hack/setup.sh test
 	@e2e/nri-reference/run.sh $(NRI)
+
+e2e-vm: ## tests with PCI NICs, SR-IOV and RDMA in a virtual machine; ends with "N passed, N failed, N skipped" (VM=pci, see README of e2e/vm)
+	@hack/setup.sh test
+	@e2e/vm/e2e.sh $(VM)
 
 lint: ## check formatting, and clippy without warnings
 	@hack/setup.sh build

@@ -14,6 +14,7 @@ mod legs;
 mod missed;
 mod places;
 mod reports;
+pub mod returned;
 mod sockets;
 mod standby;
 pub mod status;

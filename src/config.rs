@@ -17,9 +17,9 @@ mod tests;
 pub use duplicates::duplicate_keys;
 pub use sysctls::FieldSysctl;
 pub use types::{
-    AddrGenMode, ChannelsConfig, CoalesceConfig, EthtoolConfig, HostStateConfig, InterfaceConfig, InterfaceKind, Ipv6Config,
-    IpvlanConfig, IpvlanFlag, IpvlanMode, LinkState, MacvlanConfig, MacvlanMode, NeighborConfig, NetworkConfig, PauseConfig,
-    Restore, RingsConfig, RouteConfig, RouteKind, RuleConfig, Take, VfConfig, VlanConfig, VlanProtocol, VrfConfig,
+    AddrGenMode, ChannelsConfig, CoalesceConfig, Copies, EthtoolConfig, HostStateConfig, InterfaceConfig, InterfaceKind,
+    Ipv6Config, IpvlanConfig, IpvlanFlag, IpvlanMode, LinkState, MacvlanConfig, MacvlanMode, NeighborConfig, NetworkConfig,
+    PauseConfig, Restore, RingsConfig, RouteConfig, RouteKind, RuleConfig, Take, VfConfig, VlanConfig, VlanProtocol, VrfConfig,
 };
 
 use duplicates::PathText;

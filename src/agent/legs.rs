@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::claims::Claims;
 use super::places::Places;
 use super::reports::Reporting;
-use super::{NriState, Shared, Signals, cdi, handover, health, hooks, standby};
+use super::{NriState, Shared, Signals, cdi, handover, health, hooks, returned, standby};
 use crate::dra::publisher::PublisherConfig;
 use crate::dra::{grpc, publisher};
 use crate::netns::Netns;
@@ -65,6 +65,7 @@ impl Legs {
         let specs = Arc::new(cdi::Specs::new(&config.cdi_dir, &config.driver_name, shared.guard.clone()));
         specs.renew(shared.engine.ledger(), true);
         tokio::spawn(cdi::keep(specs.clone(), shared.engine.clone(), config.rescan, stops.publisher.clone()));
+        tokio::spawn(returned::keep(shared.engine.clone(), Netns::current()?, stops.publisher.clone()));
         let claims = Arc::new(Claims::new(shared.clone(), client.clone(), specs, stops.waits.clone()));
         let health = health::start(shared.clone(), Netns::current()?, stop.clone());
         let bind = || grpc::serve(config.kubelet_sockets(), claims.clone(), health.clone(), stops.grpc.clone());

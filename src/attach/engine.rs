@@ -14,6 +14,7 @@ mod prepare;
 mod recover;
 mod release;
 mod restore;
+mod returned;
 mod taken;
 mod turns;
 mod vrf;

@@ -14,7 +14,7 @@ mod vrf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{InterfaceConfig, NetworkConfig};
+use crate::config::{InterfaceConfig, NetworkConfig, Restore};
 use crate::names::PodLinkName;
 use crate::netdev::{Address, HostState, LinkAddress, Route};
 use left_out::LeftOut;
@@ -38,6 +38,9 @@ pub struct Plan {
     /// What of the host's is not copied into the pod, and why, for people.
     #[serde(default)]
     pub left_out: Vec<String>,
+    /// How much is given back after the pod.
+    #[serde(default)]
+    pub restore: Restore,
 }
 
 /// Why there can be no plan.
@@ -126,7 +129,7 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     let vrf = vrf::of_pod(interface, &pod_link)?;
     let flat = vrf.as_ref().map(|_| vrf::in_one_table(config, host, &mut left_out));
     let (config, host) = flat.as_ref().map_or((config, host), |(config, host)| (config, host));
-    let addresses = addresses::of_pod(interface, host, &mut left_out);
+    let addresses = addresses::of_pod(interface, host, config.host_state().addresses, &mut left_out);
     let ipv6 = wants_ipv6(config, &addresses);
     if ipv6 && mtu.unwrap_or(host.mtu) < MTU_MIN_IPV6 {
         return Err(PlanError::Ipv6Mtu { mtu: mtu.unwrap_or(host.mtu) });
@@ -150,7 +153,7 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
         Step::Route { configured, route: Route { table, ..route } }
     }));
     steps.extend(rules.into_iter().map(|rule| Step::Rule { rule }));
-    Ok(Plan { pod_link, steps, left_out: left_out.into_lines() })
+    Ok(Plan { pod_link, steps, left_out: left_out.into_lines(), restore: config.restore.unwrap_or_default() })
 }
 
 /// The MTU to set in the pod, when it is not the host's. 0 as the device's largest means that its driver gives no limit.

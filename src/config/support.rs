@@ -13,17 +13,6 @@ const NOT_YET: &[&str] = &[
     "interface.macvlan",
     "interface.ipvlan",
     "interface.vlan",
-    "routes[].metric",
-    "routes[].type",
-    "routes[].onlink",
-    "routes[].mtu",
-    "routes[].advmss",
-    "rules[].fwmark",
-    "rules[].fwmask",
-    "rules[].iif",
-    "rules[].oif",
-    "rules[].suppressPrefixLength",
-    "rules[].invert",
     "ethtool.features",
     "ethtool.privateFlags",
     "ethtool.rings",
@@ -31,8 +20,6 @@ const NOT_YET: &[&str] = &[
     "ethtool.coalesce",
     "ethtool.pause",
     "vf",
-    "hostState",
-    "restore",
 ];
 
 impl NetworkConfig {

@@ -220,7 +220,30 @@ fn a_fault_of_meaning_has_its_path_and_says_what_to_do() {
         (
             r#"{"routes": [{"destination": "10.0.0.0/8", "gateway": "10.0.0.1"},
                 {"destination": "10.1.1.1/8", "gateway": "10.0.0.2", "table": 254}]}"#,
-            "routes[1]: 10.0.0.0/8 is in the same table twice",
+            "routes[1]: 10.0.0.0/8 is in the same table with the same metric twice",
+        ),
+        (
+            r#"{"routes": [{"destination": "fd00::/8", "gateway": "fd00::1"},
+                {"destination": "fd00::/8", "gateway": "fd00::1", "metric": 1024}]}"#,
+            "routes[1]: fd00::/8 is in the same table with the same metric twice",
+        ),
+        (r#"{"routes": [{"destination": "10.0.0.0/8", "type": "blackhole", "mtu": 1400}]}"#, "routes[0].mtu: packets by a route"),
+        (
+            r#"{"routes": [{"destination": "10.0.0.0/8", "type": "throw", "gateway": "10.0.0.1"}]}"#,
+            "routes[0].gateway: packets by a route",
+        ),
+        (
+            r#"{"routes": [{"destination": "10.0.0.0/8", "scope": 253, "onlink": true}]}"#,
+            "routes[0].onlink: says that the gateway",
+        ),
+        (
+            r#"{"routes": [{"destination": "10.0.0.0/8", "scope": 253, "mtu": 65521}]}"#,
+            "routes[0].mtu: is 65521; must be 68 to 65520",
+        ),
+        (r#"{"routes": [{"destination": "fd00::/8", "scope": 253, "mtu": 1279}]}"#, "routes[0].mtu: is 1279; must be 1280 to"),
+        (
+            r#"{"routes": [{"destination": "10.0.0.0/8", "scope": 253, "advmss": 0}]}"#,
+            "routes[0].advmss: is 0; must be 1 to 65495",
         ),
         (r#"{"rules": [{"priority": 32768, "table": 5}]}"#, "rules[0].priority: is 32768; must be 0 to 32767"),
         (
@@ -228,6 +251,10 @@ fn a_fault_of_meaning_has_its_path_and_says_what_to_do() {
             "rules[0].destination: fd00::/8 is of another",
         ),
         (r#"{"rules": [{"table": 5}, {"table": 5}]}"#, "rules[1]: is in the list twice"),
+        (r#"{"rules": [{"fwmask": 5}]}"#, "rules[0].fwmask: is the mask of fwmark, which is not there"),
+        (r#"{"rules": [{"fwmark": 256, "fwmask": 255}]}"#, "rules[0].fwmark: 0x100 has bits that fwmask 0xff does not"),
+        (r#"{"rules": [{"iif": "a/b"}]}"#, "rules[0].iif: "),
+        (r#"{"rules": [{"suppressPrefixLength": 33}]}"#, "rules[0].suppressPrefixLength: is 33; must be 0 to 32"),
         (r#"{"neighbors": [{"hardwareAddr": "02:00:00:00:00:01"}]}"#, "neighbors[0].destination: is required"),
         (r#"{"neighbors": [{"destination": "10.0.0.1"}]}"#, "neighbors[0].hardwareAddr: is required"),
         (
@@ -257,6 +284,9 @@ fn unusual_but_right_values_are_taken() {
         r#"{"interface": {"addresses": ["10.0.0.0/31", "10.0.0.1/31", "10.1.0.0/32", "fd00::/127", "fd01::/128"]}}"#,
         r#"{"interface": {"addresses": ["fe80::5/64", "169.254.1.1/16", "fd00::ffff:ffff:ffff:ffff/64"]}}"#,
         r#"{"interface": {"mtu": 68}}"#,
+        r#"{"routes": [{"destination": "10.0.0.0/8", "type": "blackhole", "metric": 5}, {"destination": "10.0.0.0/8", "scope": 253}]}"#,
+        r#"{"rules": [{"table": 5}, {"table": 5, "fwmark": 1}, {"table": 5, "iif": "lo"}, {"source": "::/0", "suppressPrefixLength": 128}]}"#,
+        r#"{"hostState": {"routes": "ignore"}, "restore": "minimal"}"#,
         r#"{"interface": {"hardwareAddr": "80-00-02-08-fe-80-00-00-00-00-00-00-00-02-c9-03-00-01-02-03"}}"#,
         r#"{"interface": {"name": "netz-ä"}}"#,
         r#"{"interface": {"vrf": {"name": "blue"}}, "rules": []}"#,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use child::{IpvlanConfig, IpvlanFlag, IpvlanMode, MacvlanConfig, MacvlanMode, VlanConfig, VlanProtocol};
 pub use ethtool::{ChannelsConfig, CoalesceConfig, EthtoolConfig, PauseConfig, RingsConfig};
-pub use host::{AddrGenMode, HostStateConfig, Ipv6Config, Restore, Take};
+pub use host::{AddrGenMode, Copies, HostStateConfig, Ipv6Config, Restore, Take};
 pub use routing::{NeighborConfig, RouteConfig, RouteKind, RuleConfig};
 pub use vf::{LinkState, VfConfig};
 

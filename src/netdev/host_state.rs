@@ -20,7 +20,7 @@ use super::{Address, LinkAddress, Neighbour, Qdisc, Route, Rule, address, link, 
 use crate::netlink::{NetlinkError, RouteSocket};
 
 pub use compare::compare;
-pub use restore::restore;
+pub use restore::{restore, restore_identity};
 
 /// `IFF_DEBUG`, `linux/if.h`.
 pub const IFF_DEBUG: u32 = 1 << 2;
@@ -100,6 +100,21 @@ pub struct HostState {
 }
 
 impl HostState {
+    /// The link itself only: without addresses, routes, rules, neighbours, sysctls, queueing and master.
+    #[must_use]
+    pub fn of_link_only(&self) -> Self {
+        Self {
+            master: None,
+            addresses: Vec::new(),
+            routes: Vec::new(),
+            rules: Vec::new(),
+            neighbours: Vec::new(),
+            sysctls: BTreeMap::new(),
+            qdiscs: Vec::new(),
+            ..self.clone()
+        }
+    }
+
     /// The link has another index on the host by now: next hops of its multipath routes name it.
     pub fn set_index(&mut self, index: u32) {
         let old = std::mem::replace(&mut self.index, index);

@@ -214,6 +214,15 @@ pub fn up_request(index: u32, up: bool) -> Request {
     Request { message: RouteNetlinkMessage::NewLink(message), flags: 0 }
 }
 
+/// The request that names the link. Some kernels and drivers refuse that (`EBUSY`) for a link that is up.
+#[must_use]
+pub fn name_request(index: u32, name: &str) -> Request {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+    Request { message: RouteNetlinkMessage::NewLink(message), flags: 0 }
+}
+
 /// The request that gives the link another name beside its own, or takes it away.
 #[must_use]
 pub fn alt_name_request(index: u32, name: &str, add: bool) -> Request {

@@ -124,6 +124,12 @@ impl Route {
         self.destination.prefix_len() == 0
     }
 
+    /// Whether it leaves by no link: blackhole, unreachable, prohibit, throw (`RTN_*` 6 to 9).
+    #[must_use]
+    pub fn is_dead_end(&self) -> bool {
+        (6..=9).contains(&self.kind)
+    }
+
     /// True for IPv6.
     #[must_use]
     pub fn is_ipv6(&self) -> bool {

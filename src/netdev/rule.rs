@@ -80,6 +80,25 @@ impl Rule {
     }
 }
 
+/// `FRA_FWMARK`, `FRA_SUPPRESS_PREFIXLEN`, `FRA_FWMASK`, `linux/fib_rules.h`.
+const FRA_FWMARK: u16 = 10;
+const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
+const FRA_FWMASK: u16 = 16;
+
+/// [`Rule::other`] for a firewall mark with its mask, and for the longest prefix whose routes do not count.
+#[must_use]
+pub fn selectors(mark: Option<(u32, u32)>, suppress_prefix_length: Option<u32>) -> String {
+    let values = [
+        (FRA_FWMARK, mark.map(|(mark, _)| mark)),
+        (FRA_SUPPRESS_PREFIXLEN, suppress_prefix_length),
+        (FRA_FWMASK, mark.map(|(_, mask)| mask)),
+    ];
+    let attribute = |(kind, value): (u16, Option<u32>)| {
+        Some((kind, raw::bytes(&netlink_packet_core::DefaultNla::new(kind, value?.to_ne_bytes().to_vec()))))
+    };
+    raw::to_hex(values.into_iter().filter_map(attribute).collect())
+}
+
 impl fmt::Display for Rule {
     /// As `ip rule` would show it: `100: from 10.0.0.0/8 lookup 100`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

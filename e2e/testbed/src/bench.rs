@@ -7,6 +7,7 @@ pub mod foreign;
 pub mod gate;
 pub mod idle;
 pub mod report;
+pub mod work;
 
 use std::time::Duration;
 

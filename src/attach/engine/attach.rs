@@ -348,7 +348,7 @@ impl Target<'_> {
     pub(super) fn holds(&self, device: &DeviceRecord, links: &[Link]) -> bool {
         device.phase == Phase::Attached
             && device.attachment.as_ref().is_some_and(|a| {
-                a.sandbox == *self.sandbox && a.netns == self.netns.id() && locate::find(device, a.index, links).is_some()
+                a.sandbox == *self.sandbox && a.netns == self.netns.id() && locate::in_pod(device, a.index, links).is_some()
             })
     }
 

@@ -9,7 +9,7 @@ use crate::attach::Step;
 use crate::attach::plan::Undo;
 use crate::crash;
 use crate::ledger::DeviceRecord;
-use crate::netdev::{Link, Rule, link, moves, rule};
+use crate::netdev::{Link, Route, Rule, link, moves, route, rule};
 use crate::netlink::RouteSocket;
 use crate::netns::Netns;
 
@@ -18,10 +18,10 @@ use crate::netns::Netns;
 const BACK: Duration = Duration::from_secs(60);
 
 impl Engine {
-    pub(super) fn move_back(&self, netns: &Netns, devices: &[&DeviceRecord], stay: &[Rule], pace: Pace) -> Vec<Released> {
+    pub(super) fn move_back(&self, netns: &Netns, devices: &[&DeviceRecord], stay: &[Leftover], pace: Pace) -> Vec<Released> {
         match self.both_sides(netns) {
             Ok((mut pod, inside, outside)) => {
-                delete_rules(&mut pod, devices, stay);
+                delete_leftovers(&mut pod, devices, stay);
                 crash::point("release: rules deleted");
                 let mut home = Home::new(&outside);
                 let urgency = (pace, Instant::now() + BACK);
@@ -51,7 +51,7 @@ impl Engine {
         (pace, deadline): (Pace, Instant),
     ) -> Released {
         let index = device.attachment.as_ref().map_or(0, |a| a.index);
-        let Some(found) = locate::find(device, index, inside) else {
+        let Some(found) = locate::in_pod(device, index, inside) else {
             return self.at_home_or_gone(device, home.links);
         };
         remove_alt_names(pod, device, found);
@@ -122,21 +122,38 @@ impl<'a> Home<'a> {
 
     /// The host's name for it, or, when another link has that, one that no link has: the restore says so and tries again.
     fn name_for(&mut self, device: &DeviceRecord) -> String {
-        let mut name = device.host.name.clone();
-        let mut n = 0;
-        while self.names.contains(&name) {
-            name = format!("dranic{n}");
-            n += 1;
-        }
+        let own = device.host.name.clone();
+        let name = if self.names.contains(&own) { free_name(&self.names) } else { own };
         self.names.insert(name.clone());
         name
     }
 }
 
-pub(super) fn rules_of(device: &DeviceRecord) -> Vec<Rule> {
+/// The first of `dranic0`, `dranic1`, … that is not among `names`.
+pub(super) fn free_name(names: &BTreeSet<String>) -> String {
+    let mut n = 0;
+    loop {
+        let name = format!("dranic{n}");
+        if !names.contains(&name) {
+            return name;
+        }
+        n += 1;
+    }
+}
+
+/// What would stay in a pod when a device leaves it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Leftover {
+    Rule(Rule),
+    Route(Route),
+}
+
+/// What `device` brought that would stay, the last first.
+pub(super) fn leftovers_of(device: &DeviceRecord) -> Vec<Leftover> {
     let undo = device.plan.steps.iter().rev().map(Step::undo);
     undo.filter_map(|undo| match undo {
-        Undo::DeleteRule { rule } => Some(rule),
+        Undo::DeleteRule { rule } => Some(Leftover::Rule(rule)),
+        Undo::DeleteRoute { route } => Some(Leftover::Route(route)),
         _ => None,
     })
     .collect()
@@ -155,10 +172,12 @@ pub(super) fn remove_alt_names(socket: &mut RouteSocket, device: &DeviceRecord, 
     drop(socket.pipeline(requests, look_deadline()));
 }
 
-/// Rules stay in a namespace when a link leaves it.
-fn delete_rules(pod: &mut RouteSocket, devices: &[&DeviceRecord], stay: &[Rule]) {
-    let rules = devices.iter().flat_map(|device| rules_of(device)).filter(|rule| !stay.contains(rule));
-    let requests = rules.map(|rule| rule::delete_request(&rule)).collect();
+fn delete_leftovers(pod: &mut RouteSocket, devices: &[&DeviceRecord], stay: &[Leftover]) {
+    let all = devices.iter().flat_map(|device| leftovers_of(device)).filter(|leftover| !stay.contains(leftover));
+    let request = |leftover| match leftover {
+        Leftover::Rule(rule) => rule::delete_request(&rule),
+        Leftover::Route(route) => route::delete_request(0, &route),
+    };
     // One that is not there (the attach did not get so far) is what is wanted.
-    drop(pod.pipeline(requests, look_deadline()));
+    drop(pod.pipeline(all.map(request).collect(), look_deadline()));
 }

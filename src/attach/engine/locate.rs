@@ -42,3 +42,12 @@ pub(crate) fn find<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> 
         }
     })
 }
+
+/// The device's link among `links`, those of the namespace it was moved to with `index`: as [`find`]; but a pod may give its link
+/// another link-layer address (a bond does), and a link without hardware has nothing else to be known by. So the link with the index
+/// that we chose there, if it has the kind, is the device as well.
+pub(crate) fn in_pod<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
+    let HardwareId::Virtual { kind, .. } = &record.hardware else { return find(record, index, links) };
+    let same_kind = |link: &&Link| link.index == index && link.kind.as_deref().unwrap_or_default() == kind;
+    find(record, index, links).or_else(|| links.iter().find(same_kind))
+}

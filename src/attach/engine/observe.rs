@@ -121,7 +121,7 @@ impl Engine {
             });
             let state = match dump {
                 Err(why) => why.clone(),
-                Ok((links, addresses)) => match locate::find(device, attachment.index, links) {
+                Ok((links, addresses)) => match locate::in_pod(device, attachment.index, links) {
                     Some(link) => Seen::Here(Box::new(link.clone()), of_link(link, addresses)),
                     None => Seen::Missing,
                 },

@@ -25,8 +25,8 @@ pub struct Reconciled {
 
 impl Engine {
     /// At start, before anything else: opens the namespaces of attached devices again, so that they are pinned, and notes what is
-    /// on the host although it is recorded as in a sandbox. Nothing is moved. Attachments of before a reboot are void: nothing of
-    /// them exists.
+    /// on the host although it is recorded as in a sandbox: that gets its name back. Nothing is moved. Attachments of before a reboot
+    /// are void: nothing of them exists.
     pub fn recover(&self) {
         for record in self.ledger.all() {
             if record.boot_id != self.boot_id {
@@ -44,7 +44,7 @@ impl Engine {
             let Some(attachment) = &device.attachment else { continue };
             let (claim, name, sandbox) = (&record.claim, &device.device, &attachment.sandbox);
             let is_inside =
-                self.reopen(attachment).is_some_and(|inside| locate::find(device, attachment.index, &inside).is_some());
+                self.reopen(attachment).is_some_and(|inside| locate::in_pod(device, attachment.index, &inside).is_some());
             if is_inside {
                 tracing::debug!(%claim, device = %name, %sandbox, "still in its sandbox");
             } else if locate::find(device, device.host.index, &outside).is_some() {
@@ -57,6 +57,7 @@ impl Engine {
         }
         if !home.is_empty() {
             self.note_home(&record.claim.uid, &home);
+            self.put_right(record, &home);
         }
         for attachment in record.devices.iter().filter_map(|d| d.attachment.as_ref()) {
             self.unpin_unused(&record.pod.uid, &attachment.sandbox);

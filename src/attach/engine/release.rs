@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::home::rules_of;
+use super::home::{Leftover, leftovers_of};
 use super::jobs::Job;
 use super::{Engine, LOCK_LIMIT, Observed, Pace, locate, look_deadline, now_unix_ms};
 use crate::crash;
 use crate::ledger::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Durability, Phase};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
-use crate::netdev::{Rule, link};
+use crate::netdev::link;
 use crate::netns::Netns;
 
 /// What became of one device.
@@ -135,7 +135,7 @@ impl Engine {
         self.change(claim, devices, |device| device.phase = Phase::Releasing);
         crash::point("release: recorded");
         let outcomes = match self.open_pod(attachment) {
-            Some(netns) => self.move_back(&netns, devices, &self.rules_that_stay(claim, attachment, devices), pace),
+            Some(netns) => self.move_back(&netns, devices, &self.leftovers_that_stay(claim, attachment, devices), pace),
             None => self.look_at_home(devices),
         };
         let home: Vec<&DeviceRecord> = devices
@@ -144,6 +144,11 @@ impl Engine {
             .filter(|d| !outcomes.iter().any(|o| matches!(o, Released::Stuck(name, _) if *name == d.device)))
             .collect();
         self.note_home(claim, &home);
+        let by_itself = |d: &DeviceRecord| outcomes.iter().any(|o| matches!(o, Released::AtHome(name) if *name == d.device));
+        let returned: Vec<&DeviceRecord> = devices.iter().copied().filter(|d| by_itself(d)).collect();
+        if let Some(record) = self.ledger.get(claim).filter(|_| !returned.is_empty()) {
+            self.put_right(&record, &returned);
+        }
         outcomes
     }
 
@@ -180,8 +185,8 @@ impl Engine {
         opened.filter(|netns| netns.id() == attachment.netns)
     }
 
-    /// Rules that a device which stays in the namespace brought as well.
-    fn rules_that_stay(&self, claim: &ClaimUid, attachment: &Attachment, leaving: &[&DeviceRecord]) -> Vec<Rule> {
+    /// What a device which stays in the namespace brought as well.
+    fn leftovers_that_stay(&self, claim: &ClaimUid, attachment: &Attachment, leaving: &[&DeviceRecord]) -> Vec<Leftover> {
         let Some(record) = self.ledger.get(claim) else { return Vec::new() };
         let leaves = |device: &DeviceRecord| leaving.iter().any(|other| other.device == device.device);
         self.ledger
@@ -189,7 +194,7 @@ impl Engine {
             .iter()
             .flat_map(|r| &r.devices)
             .filter(|d| d.attachment.as_ref().is_some_and(|a| a.netns == attachment.netns) && !leaves(d))
-            .flat_map(rules_of)
+            .flat_map(leftovers_of)
             .collect()
     }
 }

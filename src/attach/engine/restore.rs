@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::home::remove_alt_names;
 use super::{Engine, KernelError, Observed, locate, look_deadline, micros_since};
+use crate::config::Restore;
 use crate::crash;
 use crate::inventory::HardwareId;
 use crate::ledger::{ClaimRecord, DeviceRecord};
@@ -52,7 +53,9 @@ fn restore_here(record: &ClaimRecord) -> Result<Vec<Failed>, KernelError> {
         let (start, deadline) = (Instant::now(), look_deadline());
         // Where the kernel brought it back, the namespace having ended.
         remove_alt_names(&mut socket, device, &found);
-        let report = host_state::restore(&mut socket, found.index, &device.host, deadline);
+        let minimal = (device.plan.restore == Restore::Minimal).then(|| device.host.of_link_only());
+        let state = minimal.as_ref().unwrap_or(&device.host);
+        let report = host_state::restore(&mut socket, found.index, state, deadline);
         for (what, why) in &report.failed {
             tracing::warn!(claim = %record.claim, device = %device.device, link = %device.host.name, what, why, "not restored");
         }

@@ -30,6 +30,9 @@ fn holder(socket: &mut RouteSocket, jobs: &[Job], wanted: &Route) -> Result<Opti
     let Some((links, found)) = all.into_iter().find(|(_, route)| key(route) == key(wanted)) else {
         return Ok(Some("it went away just now".to_owned()));
     };
+    if wanted.is_dead_end() && found.kind == wanted.kind {
+        return Ok(None);
+    }
     let ours = |index: &u32| jobs.iter().any(|job| job.index == *index);
     if !links.is_empty() && links.iter().all(ours) {
         return Ok(None);

@@ -23,13 +23,13 @@ const IFAPROT_KERNEL_RA: u8 = 2;
 const COPIED_MAX: usize = 256;
 
 /// The configured addresses, or the host's where none are configured. An empty list is a configuration: no addresses.
-pub(super) fn of_pod(interface: &InterfaceConfig, host: &HostState, left_out: &mut LeftOut) -> Vec<Address> {
+pub(super) fn of_pod(interface: &InterfaceConfig, host: &HostState, copies: bool, left_out: &mut LeftOut) -> Vec<Address> {
     if let Some(configured) = &interface.addresses {
         let dad = interface.ipv6.and_then(|ipv6| ipv6.dad) == Some(true);
         let address = |net: &ipnet::IpNet| Address::permanent(net.addr(), net.prefix_len());
         return configured.iter().map(address).map(|a| if dad { a } else { without_dad(a) }).collect();
     }
-    if interface.dhcp == Some(true) {
+    if interface.dhcp == Some(true) || !copies {
         return Vec::new();
     }
     let ipv6 = interface.ipv6_enabled() != Some(false);

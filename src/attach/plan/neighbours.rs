@@ -25,6 +25,9 @@ pub(super) fn of_pod(
         Some(Neighbour { ip: n.destination?, address: Some(n.hardware_addr.clone()?), flags: 0, protocol: 0 })
     };
     let mut all: Vec<Neighbour> = configured.filter_map(entry).collect();
+    if !config.host_state().neighbors {
+        return all;
+    }
     let mut taken: HashSet<_> = all.iter().map(|n| n.ip).collect();
     let mut copied = Vec::new();
     for neighbour in &host.neighbours {

@@ -36,6 +36,9 @@ impl Reach {
 
     /// Takes `route` into account, if it serves.
     pub(super) fn add(&mut self, route: &Route) {
+        if route.is_dead_end() {
+            return;
+        }
         let ipv6 = route.destination.addr().is_ipv6();
         if !needs_gateway(route) && route.next_hops.is_empty() && (ipv6 || route.scope >= SCOPE_LINK) {
             self.subnets.insert((route.table, route.destination));

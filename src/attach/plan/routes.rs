@@ -8,13 +8,16 @@ use ipnet::IpNet;
 use super::addresses::IFA_F_NOPREFIXROUTE;
 use super::reach::{Reach, connected, needs_gateway};
 use super::{LeftOut, PlanError, addresses};
-use crate::config::{NetworkConfig, RouteConfig};
+use crate::config::{NetworkConfig, RouteConfig, RouteKind};
 use crate::netdev::address::{SCOPE_LINK, SCOPE_UNIVERSE};
 use crate::netdev::route::{PROTO_KERNEL, PROTO_RA, TABLE_LOCAL, TABLE_MAIN};
 use crate::netdev::{Address, HostState, Route};
 
 /// `RTN_UNICAST`, `linux/rtnetlink.h`.
 const UNICAST: u8 = 1;
+/// `RTAX_MTU` and `RTAX_ADVMSS`, `linux/rtnetlink.h`.
+const RTAX_MTU: u16 = 2;
+const RTAX_ADVMSS: u16 = 8;
 /// `RTA_NH_ID`, `linux/rtnetlink.h`: the route uses a nexthop object.
 const RTA_NH_ID: u16 = 30;
 /// Metric that the kernel gives to an IPv6 route without one (`IP6_RT_PRIO_USER`), and to a connected one (`IP6_RT_PRIO_ADDRCONF`).
@@ -46,7 +49,7 @@ pub(super) fn of_pod(
         keys: HashSet::new(),
     };
     let configured = pod.configured(config.routes.as_deref().unwrap_or_default())?;
-    let mut copied = pod.copied(left_out);
+    let mut copied = if config.host_state().routes { pod.copied(left_out) } else { Vec::new() };
     left_out.cut(&mut copied, COPIED_MAX, "routes");
     // Only now is known what is reached without a gateway.
     for route in &copied {
@@ -100,7 +103,7 @@ impl Pod<'_> {
                 continue;
             }
             if !self.keys.insert(key(&route)) {
-                return Err(refuse("another route has the same destination and table"));
+                return Err(refuse("another route has the same destination, table and metric"));
             }
             self.reach.add(&route);
             planned.push((index, route));
@@ -191,13 +194,29 @@ pub(super) fn configured_in(config: &NetworkConfig) -> Vec<Route> {
 }
 
 fn configured(config: &RouteConfig) -> Option<Route> {
+    let metrics = [(RTAX_MTU, config.mtu), (RTAX_ADVMSS, config.advmss)];
     Some(Route {
         table: config.table.filter(|t| *t != 0).unwrap_or(TABLE_MAIN),
         gateway: config.gateway,
         source: config.source,
+        metric: config.metric,
         scope: config.scope.unwrap_or(SCOPE_UNIVERSE),
+        kind: kind(config.kind.unwrap_or_default()),
+        onlink: config.onlink == Some(true),
+        metrics: metrics.into_iter().filter_map(|(number, value)| Some((number, value?))).collect(),
         ..Route::to(config.destination?.trunc())
     })
+}
+
+/// `RTN_*`, `linux/rtnetlink.h`.
+fn kind(kind: RouteKind) -> u8 {
+    match kind {
+        RouteKind::Unicast => UNICAST,
+        RouteKind::Blackhole => 6,
+        RouteKind::Unreachable => 7,
+        RouteKind::Prohibit => 8,
+        RouteKind::Throw => 9,
+    }
 }
 
 fn key(route: &Route) -> Key {

@@ -8,7 +8,7 @@ use super::LeftOut;
 use crate::config::{NetworkConfig, RuleConfig};
 use crate::names::PodLinkName;
 use crate::netdev::route::{PROTO_KERNEL, PROTO_STATIC, TABLE_MAIN};
-use crate::netdev::{Address, HostState, Route, Rule};
+use crate::netdev::{Address, HostState, Route, Rule, rule};
 
 /// `FR_ACT_TO_TBL`, `linux/fib_rules.h`.
 const TO_TABLE: u8 = 1;
@@ -30,6 +30,9 @@ pub(super) fn of_pod(
 ) -> Vec<Rule> {
     let pod = Pod { host, addresses, tables: routes.iter().map(|r| (r.destination.addr().is_ipv6(), r.table)).collect() };
     let mut all: Vec<Rule> = config.rules.iter().flatten().map(configured).collect();
+    if !config.host_state().rules {
+        return all;
+    }
     let mut taken: HashSet<Rule> = all.iter().cloned().map(selectors).collect();
     let mut copied = Vec::new();
     for rule in host.rules.iter().filter(|r| r.protocol != PROTO_KERNEL) {
@@ -57,12 +60,12 @@ fn configured(rule: &RuleConfig) -> Rule {
         destination: selector(rule.destination),
         table: rule.table.filter(|t| *t != 0).unwrap_or(TABLE_MAIN),
         action: TO_TABLE,
-        invert: false,
+        invert: rule.invert == Some(true),
         tos: 0,
         protocol: PROTO_STATIC,
-        input_link: None,
-        output_link: None,
-        other: String::new(),
+        input_link: rule.iif.clone(),
+        output_link: rule.oif.clone(),
+        other: rule::selectors(rule.fwmark.map(|mark| (mark, rule.fwmask.unwrap_or(u32::MAX))), rule.suppress_prefix_length),
     }
 }
 

@@ -96,6 +96,11 @@ pub enum Undo {
         /// The rule.
         rule: Rule,
     },
+    /// Delete the route, which leaves by no link and would stay in the pod.
+    DeleteRoute {
+        /// The route.
+        route: Route,
+    },
 }
 
 impl Step {
@@ -107,6 +112,7 @@ impl Step {
             Self::Vrf { name, .. } => Undo::LeaveVrf { name: name.clone() },
             Self::AltName { name } => Undo::RemoveAltName { name: name.clone() },
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
+            Self::Route { route, .. } if route.is_dead_end() => Undo::DeleteRoute { route: route.clone() },
             _ => Undo::WithMove,
         }
     }
@@ -151,7 +157,8 @@ impl Step {
             Self::Neighbour { neighbour } => format!("adding neighbour {}", neighbour.ip),
             Self::Route { route, .. } => {
                 let via = route.gateway.map(|g| format!(" via {g}")).unwrap_or_default();
-                format!("adding route {}{via} in table {}", route.destination, route.table)
+                let metric = route.metric.map(|m| format!(" metric {m}")).unwrap_or_default();
+                format!("adding route {}{via}{metric} in table {}", route.destination, route.table)
             }
             Self::Rule { rule } => {
                 let from = rule.source.map(|s| format!(" from {s}")).unwrap_or_default();

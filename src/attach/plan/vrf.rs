@@ -37,12 +37,13 @@ pub(super) fn of_pod(interface: &InterfaceConfig, pod_link: &PodLinkName) -> Res
 pub(super) fn in_one_table(config: &NetworkConfig, host: &HostState, left_out: &mut LeftOut) -> (NetworkConfig, HostState) {
     let (mut config, mut host) = (config.clone(), host.clone());
     config.routes.iter_mut().flatten().for_each(|route| route.table = None);
-    for rule in host.rules.drain(..) {
+    let copies = config.host_state();
+    for rule in host.rules.drain(..).filter(|_| copies.rules) {
         left_out.add(format!("{}: the VRF has a rule of its own", rules::describe(&rule)));
     }
     host.routes.retain(|route| {
         let stays = route.is_default() && route.table != TABLE_LOCAL;
-        if stays {
+        if stays && copies.routes {
             left_out.add(format!("{}: the default route of a VRF has to be configured", routes::describe(route)));
         }
         !stays

@@ -20,6 +20,35 @@ pub struct HostStateConfig {
     pub neighbors: Option<Take>,
 }
 
+/// [`HostStateConfig`] as it counts: what comes along.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "four independent answers")]
+pub struct Copies {
+    /// Addresses.
+    pub addresses: bool,
+    /// Routes.
+    pub routes: bool,
+    /// Policy rules.
+    pub rules: bool,
+    /// Permanent neighbours.
+    pub neighbors: bool,
+}
+
+impl super::NetworkConfig {
+    /// What of the host's comes along.
+    #[must_use]
+    pub fn host_state(&self) -> Copies {
+        let config = self.host_state.unwrap_or_default();
+        let copies = |take: Option<Take>| take.unwrap_or_default() == Take::Copy;
+        Copies {
+            addresses: copies(config.addresses),
+            routes: copies(config.routes),
+            rules: copies(config.rules),
+            neighbors: copies(config.neighbors),
+        }
+    }
+}
+
 /// One of `hostState`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -61,7 +61,7 @@ pub enum RouteKind {
 }
 
 /// One of `rules`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct RuleConfig {
     /// 0 to 32767; absent lets the kernel choose one before the main table's.

@@ -10,9 +10,9 @@ use crate::config::{InterfaceConfig, VrfConfig};
 use crate::names::PodLinkName;
 
 /// Least MTU of IPv4, bytes (RFC 791; `ETH_MIN_MTU`, `linux/if_ether.h`).
-const MTU_MIN: u32 = 68;
+pub(super) const MTU_MIN: u32 = 68;
 /// Least MTU of IPv6, bytes (RFC 8200; `IPV6_MIN_MTU`, `linux/ipv6.h`): below it the kernel turns IPv6 off on the link.
-const MTU_MIN_IPV6: u32 = 1280;
+pub(super) const MTU_MIN_IPV6: u32 = 1280;
 /// Names that the kernel refuses for a link, or has given to another one.
 const RESERVED_NAMES: [&str; 3] = ["lo", "all", "default"];
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::{DeviceHealth, MESSAGE_MAX, State};
 use crate::attach::engine::locate;
-use crate::inventory::{Attribute, Attributes, Device, HardwareId, Scan};
+use crate::inventory::{Attribute, Attributes, Device, Scan};
 use crate::ledger::{ClaimRecord, DeviceRecord, Phase};
 use crate::names::{DeviceName, SandboxId};
 use crate::netdev::Link;
@@ -102,7 +102,7 @@ fn lent(device: &DeviceRecord, links: &Links) -> Verdict {
         (Phase::Attached, Some(attachment)) => match links.pods.get(&attachment.sandbox) {
             None => (State::Unknown, "the pod's network namespace is not open".to_owned()),
             Some(Err(why)) => (State::Unknown, format!("the pod's network namespace can't be read: {why}")),
-            Some(Ok(inside)) => match find_inside(device, attachment.index, inside) {
+            Some(Ok(inside)) => match locate::in_pod(device, attachment.index, inside) {
                 Some(link) => of_link(link, "in the pod"),
                 None => {
                     let text = format!("device gone: {} is not in the pod's network namespace any more", device.plan.pod_link);
@@ -119,14 +119,6 @@ fn lent(device: &DeviceRecord, links: &Links) -> Verdict {
             Ok(_) => (State::Unhealthy, format!("device gone: {} is not on the host any more", device.host.name)),
         },
     }
-}
-
-/// As the engine finds it; a link without hardware also by index and kind: the pod may have given it another address.
-fn find_inside<'a>(device: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
-    locate::find(device, index, links).or_else(|| {
-        let HardwareId::Virtual { kind, .. } = &device.hardware else { return None };
-        links.iter().find(|link| link.index == index && link.kind.as_ref() == Some(kind))
-    })
 }
 
 /// `IFF_LOWER_UP`, `linux/if.h`: the driver sees a carrier.

@@ -34,6 +34,26 @@ pub fn restore(socket: &mut RouteSocket, index: u32, state: &HostState, deadline
     report
 }
 
+/// As [`restore`], but only what the link is called and what it is by itself: name, altnames, alias, MTU, transmit queue, group,
+/// link-layer address. For a link that came back to the host although the pod it was lent to still has a claim to it: it shall be found
+/// under its name, and be what prepare left.
+pub fn restore_identity(socket: &mut RouteSocket, index: u32, state: &HostState, deadline: Instant) -> RestoreReport {
+    let mut report = RestoreReport::default();
+    let state = &sound(state, &mut report);
+    match link::by_index(socket, index, deadline) {
+        Ok(Some(link)) => {
+            let mut restorer = Restorer { socket, state, link, deadline, report: &mut report, foreign: Foreign::default() };
+            restorer.name();
+            restorer.alt_names();
+            restorer.properties();
+            restorer.link_layer_address();
+        }
+        Ok(None) => report.failed.push(("link".into(), format!("there is no link with index {index}"))),
+        Err(error) => report.failed.push(("link".into(), error.to_string())),
+    }
+    report
+}
+
 /// What somebody else gave the link before it was restored. Kept because some steps (a new link-layer address, going down)
 /// make the kernel drop it.
 #[derive(Debug, Default)]

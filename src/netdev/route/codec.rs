@@ -24,8 +24,6 @@ const RTA_EXPIRES: u16 = 23;
 const RTAX_CC_ALGO: u16 = 16;
 /// Units of `rta_expires` in a second (`USER_HZ`).
 const USER_HZ: u32 = 100;
-/// Blackhole, unreachable, prohibit, throw (`RTN_*`): they leave by no link.
-const DEAD_ENDS: std::ops::RangeInclusive<u8> = 6..=9;
 
 /// Reads the kernel's form: the links it leaves by (one, or those of the next hops; none for a blackhole), and the route.
 /// None when the message can't be read as an IP route.
@@ -210,7 +208,7 @@ fn message(index: u32, route: &Route) -> RouteMessage {
     }
     if !route.next_hops.is_empty() {
         attributes.push(RouteAttribute::MultiPath(route.next_hops.iter().map(|h| hop(route.is_ipv6(), h)).collect()));
-    } else if !DEAD_ENDS.contains(&route.kind) {
+    } else if !route.is_dead_end() {
         attributes.push(RouteAttribute::Oif(index));
     }
     attributes.extend(others(&route.other));

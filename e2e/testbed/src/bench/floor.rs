@@ -151,13 +151,13 @@ impl Bed {
 }
 
 /// A raw socket in `netns`.
-fn open(netns: &Netns) -> Result<OwnedFd> {
+pub(super) fn open(netns: &Netns) -> Result<OwnedFd> {
     let make = || socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute);
     netns.run(make)?.context("a netlink socket")
 }
 
 /// For each link the smallest message that moves it: nothing but the namespace.
-fn messages(indices: &[u32], target: &Netns) -> Vec<Vec<u8>> {
+pub(super) fn messages(indices: &[u32], target: &Netns) -> Vec<Vec<u8>> {
     let target = target.as_fd().as_raw_fd();
     let build = |(sequence, index): (u32, &u32)| {
         let mut bytes = Vec::with_capacity(40);
@@ -178,7 +178,7 @@ fn messages(indices: &[u32], target: &Netns) -> Vec<Vec<u8>> {
 }
 
 /// Sends each message and waits for its acknowledgement.
-fn one_by_one(socket: &OwnedFd, messages: &[Vec<u8>]) -> Result<Duration> {
+pub(super) fn one_by_one(socket: &OwnedFd, messages: &[Vec<u8>]) -> Result<Duration> {
     let fd = socket.as_raw_fd();
     let mut buffer = [0; 8192];
     let start = Instant::now();
@@ -191,7 +191,7 @@ fn one_by_one(socket: &OwnedFd, messages: &[Vec<u8>]) -> Result<Duration> {
 }
 
 /// Sends all messages in one call and reads all acknowledgements.
-fn one_call(socket: &OwnedFd, messages: &[Vec<u8>]) -> Result<Duration> {
+pub(super) fn one_call(socket: &OwnedFd, messages: &[Vec<u8>]) -> Result<Duration> {
     let (fd, bytes) = (socket.as_raw_fd(), messages.concat());
     let mut buffer = [0; 8192];
     let start = Instant::now();

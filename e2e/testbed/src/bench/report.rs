@@ -9,6 +9,7 @@ use super::attach::Attach;
 use super::foreign::Foreign;
 use super::gate::Gate;
 use super::idle::Idle;
+use super::work::Work;
 
 /// Largest ratio to the floor with links down, at [`RATIO_NICS`] and more NICs.
 const RATIO_GOAL: f64 = 1.10;
@@ -32,6 +33,8 @@ pub struct Report {
     pub ways: Vec<Ways>,
     /// By hold and number of NICs.
     pub gate: Vec<Gate>,
+    /// With routes, rules and neighbours.
+    pub work: Work,
     /// A pod that is not ours.
     pub foreign: Foreign,
     /// The agent before its first pod.
@@ -60,6 +63,12 @@ impl Report {
             let (nics, ratio) = (attach.nics, attach.ratio_down());
             missed.push(format!("RunPodSandbox with {nics} NICs takes {ratio:.3} of the floor, goal {RATIO_GOAL:.2}"));
         }
+        if self.work.ratio() > RATIO_GOAL {
+            missed.push(format!(
+                "RunPodSandbox with routes and rules takes {:.3} of the floor, goal {RATIO_GOAL:.2}",
+                self.work.ratio()
+            ));
+        }
         let foreign = self.foreign.busy.median_us();
         if foreign > FOREIGN_GOAL_US {
             missed.push(format!("RunPodSandbox of a pod that is not ours takes {foreign:.0} us, goal {FOREIGN_GOAL_US}"));
@@ -81,6 +90,7 @@ impl Report {
             "machine": machine(), "kernel": kernel(), "rounds": self.rounds,
             "attach": self.attach.iter().map(attach_json).collect::<Vec<_>>(),
             "ways": self.ways.iter().map(ways_json).collect::<Vec<_>>(),
+            "work": self.work.json(),
             "gate": self.gate.iter().map(gate_json).collect::<Vec<_>>(),
             "foreign_us": round(self.foreign.busy.median_us()),
             "foreign_p90_us": round(self.foreign.busy.percentile_us(0.9)),
@@ -104,6 +114,7 @@ impl Report {
         println!("{}\n", self.parts_table());
         println!("{}\n", self.ways_table());
         println!("{}\n", self.gate_table());
+        println!("{}", self.work.text());
         let foreign = &self.foreign;
         println!(
             "A pod that is not ours, RunPodSandbox at the socket: {:.0} us (p10 {:.0}, p90 {:.0}; {} requests), with pauses {:.0} us",

@@ -12,7 +12,7 @@ use dranic_testbed::bench::attach::{self, nics};
 use dranic_testbed::bench::floor::{Bed, Before, Way};
 use dranic_testbed::bench::idle::{self, Idle};
 use dranic_testbed::bench::report::{self, Report, Ways};
-use dranic_testbed::bench::{Samples, foreign, gate};
+use dranic_testbed::bench::{Samples, foreign, gate, work};
 use dranic_testbed::cluster::{Cluster, Options};
 use dranic_testbed::fabric;
 
@@ -116,11 +116,15 @@ async fn measure(args: &Args, program: &Path) -> Result<Report> {
         say(format_args!("{count} moves by one socket and by several"));
         report.ways.push(ways(&bed, *count, args.rounds.div_ceil(2))?);
     }
-    drop(bed);
     report.after = Idle::default();
     idle::memory(pid, &mut report.after)?;
     let differences = Cluster::differences(&before, &cluster.host_states()?);
     ensure!(differences.is_empty(), "the host is not as before: {differences:?}");
+
+    say(format_args!("{} NICs with routes, rules and neighbours against the floor, {} rounds", work::NICS, args.rounds));
+    work::furnish(&cluster.node)?;
+    report.work = work::measure(&cluster, &bed, args.rounds).await?;
+    drop(bed);
 
     let large: Vec<usize> = args.nics.iter().copied().filter(|count| (2..=largest).contains(count)).collect();
     say(format_args!("holds of {} ms", gate::HOLDS.join(", ")));

@@ -2,6 +2,8 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::attach::Plan;
+use crate::config::Restore;
+use crate::inventory::HardwareId;
 use crate::ledger::{Attachment, ClaimRef, PodRef};
 use crate::names::{ClaimUid, PodLinkName, PodUid};
 use crate::netdev::{HostState, LinkAddress};
@@ -55,7 +57,12 @@ fn record(phase: Phase) -> ClaimRecord {
         hardware: hardware(),
         attributes: BTreeMap::new(),
         host: host(),
-        plan: Plan { pod_link: PodLinkName::new("eth1").unwrap(), steps: Vec::new(), left_out: Vec::new() },
+        plan: Plan {
+            pod_link: PodLinkName::new("eth1").unwrap(),
+            steps: Vec::new(),
+            left_out: Vec::new(),
+            restore: Restore::Full,
+        },
         phase,
         attachment: (phase != Phase::Prepared).then_some(attachment),
         times: Vec::new(),
