@@ -97,7 +97,8 @@ fn a_port_of_a_bridge_is_one_again() {
     run("ip link del br7");
 }
 
-const CHANGED: &str = r#"{"interface": {"name": "eth7", "mtu": 1400, "hardwareAddr": "02:00:00:00:aa:05"}}"#;
+const CHANGED: &str = r#"{"interface": {"name": "eth7", "mtu": 1400, "hardwareAddr": "02:00:00:00:aa:05",
+    "altNames": ["gpu-nic-0"], "gsoMaxSize": 30000, "txQueueLen": 5, "alias": "", "promisc": false, "group": 9}}"#;
 
 /// A pod that has the NIC.
 fn lent(guest: &Guest, engine: &Engine, nic: &Nic, name: &str, parameters: &str) -> (PodNetns, ResolvedClaim) {
