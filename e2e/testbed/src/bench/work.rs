@@ -215,7 +215,7 @@ fn check(pod: &Pod) -> Result<()> {
     let seen = pod.look()?;
     let up = seen.links.iter().filter(|l| l.name.starts_with("nic") && l.is_up()).count();
     let routes = seen.routes.iter().filter(|(_, r)| r.gateway.is_some()).count();
-    let rules = seen.rules.iter().filter(|r| (200..200 + 256).contains(&r.table)).count();
+    let rules = seen.rules.iter().filter(|r| (200..210).contains(&r.table)).count();
     ensure!(
         (up, routes, rules, seen.neighbours.len()) == (NICS, 2 * NICS, NICS, NICS),
         "{up} NICs, {routes} routes, {rules} rules, {} neighbours are in the pod",
