@@ -24,10 +24,9 @@ pub use step::{Step, Undo};
 /// Least MTU of IPv6, bytes (`IPV6_MIN_MTU`, `linux/ipv6.h`): below it the kernel turns IPv6 off on the link.
 const MTU_MIN_IPV6: u32 = 1280;
 
-/// The plan of one device. Steps are in the order they are carried out: move, VRF (whose taking the link in drops IPv6 addresses),
-/// properties, altnames, sysctls, addresses, up, neighbours, routes (those
-/// of link scope before those that need them), rules. IPv6 addresses with an end come right after up: the kernel makes no
-/// connected route for one that was added to a link that is down.
+/// The plan of one device. Steps are in the order they are carried out: move, sysctls, VRF (which would drop IPv6 addresses),
+/// properties, altnames, addresses, up, neighbours, routes (those of link scope before those that need them), rules. IPv6 addresses with
+/// an end come right after up: the kernel makes no connected route for one that was added to a link that is down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
@@ -141,8 +140,9 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     let (early, late): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|a| !addresses::needs_link_up(a));
     let mut steps = vec![Step::Move { name: pod_link.clone(), mtu, address }];
     let table = vrf.as_ref().map(|(_, table)| *table);
+    steps.extend(settings::sysctls(interface, ipv6));
     steps.extend(vrf.map(|(name, table)| Step::Vrf { name, table }));
-    steps.extend(settings::of_pod(interface, host, &pod_link, ipv6)?);
+    steps.extend(settings::of_link(interface, host, &pod_link)?);
     steps.extend(early.into_iter().map(|address| Step::Address { address }));
     steps.push(Step::Up);
     steps.extend(late.into_iter().map(|address| Step::Address { address }));

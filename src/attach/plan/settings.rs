@@ -14,16 +14,11 @@ const DISABLE_IPV6: &str = "ipv6/conf/disable_ipv6";
 /// IPv6 may be missing on the link: then it does not forward, and is off.
 const IPV6_FORWARDING: &str = "ipv6/conf/forwarding";
 
-/// Properties, then names, then sysctls. `ipv6`: whether IPv6 has to work.
+/// Properties, then names.
 ///
 /// # Errors
 /// When the device can't be what is asked for.
-pub(super) fn of_pod(
-    interface: &InterfaceConfig,
-    host: &HostState,
-    pod_link: &PodLinkName,
-    ipv6: bool,
-) -> Result<Vec<Step>, PlanError> {
+pub(super) fn of_link(interface: &InterfaceConfig, host: &HostState, pod_link: &PodLinkName) -> Result<Vec<Step>, PlanError> {
     let settings = LinkSettings {
         sizes: sizes(interface, host)?,
         tx_queue_len: interface.tx_queue_len,
@@ -37,7 +32,6 @@ pub(super) fn of_pod(
         steps.push(Step::Link { settings });
     }
     steps.extend(alt_names(interface, host, pod_link)?);
-    steps.extend(sysctls(interface, ipv6));
     Ok(steps)
 }
 
@@ -71,8 +65,8 @@ fn alt_names(interface: &InterfaceConfig, host: &HostState, pod_link: &PodLinkNa
     Ok(wanted.filter(|name| !host.alt_names.contains(name)).map(|name| Step::AltName { name: name.clone() }).collect())
 }
 
-/// IPv6 on or off first; then a secret and forwarding, which change what others mean.
-fn sysctls(interface: &InterfaceConfig, ipv6: bool) -> Vec<Step> {
+/// IPv6 on (if it has to work) or off first; then a secret and forwarding, which change what others mean.
+pub(super) fn sysctls(interface: &InterfaceConfig, ipv6: bool) -> Vec<Step> {
     let mut all: BTreeMap<String, (String, bool)> = BTreeMap::new();
     if ipv6 {
         all.insert(DISABLE_IPV6.to_owned(), ("0".to_owned(), false));

@@ -18,9 +18,9 @@ fn settings_come_before_addresses_and_in_an_order_that_works() {
         "forwarding": true, "ipv6": {"addrGenMode": "stable-privacy", "acceptRA": 0},
         "sysctls": {"ipv6/conf/stable_secret": "fd00::5", "ipv4/neigh/locktime": 7}}}"#;
     let plan = planned(json, &host());
-    let mut want = vec!["move", "vrf", "link", "altname", "altname"];
+    let mut want = vec!["move"];
     want.extend(["sysctl"; 8]);
-    want.extend(["address", "address", "up"]);
+    want.extend(["vrf", "link", "altname", "altname", "address", "address", "up"]);
     assert_eq!(kinds(&plan), want);
     assert_eq!(
         sysctls(&plan),
@@ -35,10 +35,10 @@ fn settings_come_before_addresses_and_in_an_order_that_works() {
             "ipv6/conf/addr_gen_mode=2",
         ]
     );
-    let undo: Vec<Undo> = plan.steps[1..5].iter().map(Step::undo).collect();
+    let undo: Vec<Undo> = plan.steps[9..13].iter().map(Step::undo).collect();
     let alt_name = |name: &str| Undo::RemoveAltName { name: name.into() };
     assert_eq!(undo, [Undo::LeaveVrf { name: PodLinkName::new("blue").unwrap() }, Undo::WithMove, alt_name("a"), alt_name("b")]);
-    let words: Vec<String> = plan.steps[1..4].iter().map(Step::describe).collect();
+    let words: Vec<String> = plan.steps[9..12].iter().map(Step::describe).collect();
     assert_eq!(words, ["enslaving it to VRF blue of table 1541", "setting txQueueLen 5", "adding altname a"]);
 }
 
