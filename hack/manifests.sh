@@ -28,3 +28,5 @@ part deviceclass deviceclasses
 # Not of the defaults: `kubectl apply -f manifests/` does not go into folders.
 settings=(--set requiredPlugin.policy.create=true)
 part optional/required-plugin-policy requiredplugin
+settings=(--set configPolicy.create=true)
+part optional/config-policy configpolicy

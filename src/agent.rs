@@ -125,6 +125,8 @@ pub struct AgentConfig {
     pub netns_dir: PathBuf,
     /// `/proc/sys/net`, or a mount of it that can be written.
     pub sysctl_dir: PathBuf,
+    /// Where the host's bpffs is.
+    pub bpffs: PathBuf,
     /// Root of sysfs.
     pub sysfs: PathBuf,
 }
@@ -292,7 +294,8 @@ async fn start(
     let inventory = Arc::new(inventory);
     let source = Arc::new(Source { inventory: inventory.clone(), runtime: tokio::runtime::Handle::current() });
     let observer = reports.clone();
-    let engine = Engine::new(ledger, host, boot_id, source).with_observer(Arc::new(move |o| observer.observe(&o)));
+    let engine = Engine::new(ledger, host, boot_id, source).with_bpffs(&config.bpffs, &config.driver_name);
+    let engine = engine.with_observer(Arc::new(move |o| observer.observe(&o)));
     let engine = Arc::new(engine);
     {
         let engine = engine.clone();

@@ -1,10 +1,13 @@
 //! The command line: parsing, dispatch, exit codes.
 
 mod agent;
+mod attach;
 mod devices;
 mod doctor;
 mod output;
+mod schema;
 mod status;
+mod validate;
 
 use std::process::ExitCode;
 
@@ -17,6 +20,8 @@ pub use output::Output;
 pub const EXIT_USAGE: u8 = 64;
 /// Something failed while running.
 pub const EXIT_FAILURE: u8 = 1;
+/// A file that was named can't be read: `EX_NOINPUT` of `sysexits.h`.
+pub const EXIT_NO_INPUT: u8 = 66;
 /// The agent that was asked is not there: `EX_UNAVAILABLE` of `sysexits.h`.
 pub const EXIT_UNAVAILABLE: u8 = 69;
 
@@ -26,8 +31,10 @@ Examples:
   dranic agent --node-name node-1     run the agent (normally the DaemonSet does)
   dranic status -o json               what the running agent has prepared and attached
   dranic doctor                       what is wrong with this node's runtime and folders
+  dranic attach --device eth3 --netns /run/netns/blue --dry-run    what attaching would do, and what undoes it
+  dranic validate -f manifests/       what is wrong with the configuration in DeviceClasses and claims
 
-Exit codes: 0 done, 1 failed, 64 a flag or variable has a bad value, 69 no agent answers.";
+Exit codes: 0 done, 1 failed, 64 a flag or variable has a bad value, 66 a file can't be read, 69 no agent answers.";
 
 /// A Kubernetes DRA network driver with a built-in NRI leg.
 #[derive(Debug, Parser)]
@@ -51,6 +58,18 @@ enum Command {
     /// Check the node: the container runtime's configuration, sockets, folders, the running agent.
     #[command(after_help = doctor::AFTER_HELP)]
     Doctor(Box<doctor::DoctorArgs>),
+    /// Check the configuration in DeviceClasses, ResourceClaims and ResourceClaimTemplates; needs no cluster.
+    #[command(after_help = validate::AFTER_HELP)]
+    Validate(validate::ValidateArgs),
+    /// Put a device into a network namespace by hand, as the agent does for a pod; needs no cluster.
+    #[command(after_help = attach::ATTACH_HELP)]
+    Attach(Box<attach::AttachArgs>),
+    /// Give back what `dranic attach` attached.
+    #[command(after_help = attach::RELEASE_HELP)]
+    Release(attach::ReleaseArgs),
+    /// Print the JSON schema of the parameters of DeviceClasses and claims.
+    #[command(after_help = schema::AFTER_HELP)]
+    Schema(schema::SchemaArgs),
     /// Print a shell completion script.
     Completion {
         /// Which shell.
@@ -106,6 +125,10 @@ pub fn run() -> ExitCode {
         Command::Devices(args) => devices::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Validate(args) => validate::run(&args),
+        Command::Attach(args) => attach::attach(&args),
+        Command::Release(args) => attach::release(&args),
+        Command::Schema(args) => schema::run(&args),
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "dranic", &mut script);

@@ -5,6 +5,7 @@
 mod duplicates;
 mod hint;
 mod merge;
+pub mod schema;
 mod support;
 mod sysctls;
 mod text;
@@ -15,6 +16,7 @@ mod validate;
 mod tests;
 
 pub use duplicates::duplicate_keys;
+pub(crate) use hint::distance;
 pub use sysctls::FieldSysctl;
 pub use types::{
     AddrGenMode, ChannelsConfig, CoalesceConfig, Copies, EthtoolConfig, HostStateConfig, InterfaceConfig, InterfaceKind,

@@ -17,6 +17,8 @@ pub mod fuzzing;
 pub mod gate;
 pub mod inventory;
 pub mod ledger;
+pub mod manifests;
+pub mod manual;
 pub mod names;
 pub mod netdev;
 pub mod netlink;

@@ -4,6 +4,8 @@
 //! so that the netlink crates' types stay inside this room.
 
 pub mod address;
+pub mod bpf;
+pub mod ethtool;
 pub mod host_state;
 pub mod link;
 pub mod monitor;
@@ -17,6 +19,7 @@ pub mod sysctl;
 pub mod uplink;
 
 pub use address::Address;
+pub use ethtool::Ethtool;
 pub use host_state::{Difference, HostState, RestoreReport};
 pub use link::{Link, LinkAddress, LinkSettings, PacketSizes};
 pub use neighbour::Neighbour;

@@ -9,8 +9,11 @@ use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader, NetlinkSerializa
 use netlink_packet_route::RouteNetlinkMessage;
 
 pub mod decode;
+pub mod encode;
+mod generic;
 mod socket;
 
+pub use generic::GenericSocket;
 pub(crate) use socket::set_receive_buffer;
 pub use socket::{Message, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Socket};
 

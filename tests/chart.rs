@@ -30,6 +30,7 @@ const GOOD: &[&[&str]] = &[
         "fullnameOverride=x",
         "driverName=dra.net",
     ],
+    &["configPolicy.create=true", "configPolicy.actions={Warn,Audit}", "driverName=dra.net"],
     &["serviceAccount.create=false", "serviceAccount.name=other", "serviceAccount.annotations.a=b", "podLabels.a=b"],
     &["admissionPolicy.actions={Warn,Audit}", "updateStrategy.type=OnDelete", "updateStrategy.rollingUpdate=null"],
     &["updateStrategy.rollingUpdate.maxSurge=0", "updateStrategy.rollingUpdate.maxUnavailable=10%", "podAnnotations.a=b"],
@@ -80,6 +81,8 @@ const BAD: &[(&str, &str)] = &[
     ("apiServer.host=api.example.com", "/apiServer/host"),
     ("admissionPolicy.actions={Deny,Warn}", "/admissionPolicy/actions"),
     ("admissionPolicy.actions={}", "/admissionPolicy/actions"),
+    ("configPolicy.actions={Deny,Warn}", "/configPolicy/actions"),
+    ("configPolicy.nope=1", "'nope' not allowed"),
     ("requiredPlugin.policy.apiVersion=v1alpha1", "/requiredPlugin/policy/apiVersion"),
     ("requiredPlugin.policy.nope=1", "'nope' not allowed"),
     ("serviceAccount.create=false", "serviceAccount.name is needed"),
@@ -333,9 +336,14 @@ fn manifests_are_what_the_chart_gives() {
     let scratch = tempfile::tempdir().unwrap();
     let output = Command::new(repo().join("hack/manifests.sh")).arg(scratch.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    for name in
-        ["admissionpolicy.yaml", "daemonset.yaml", "deviceclass.yaml", "optional/required-plugin-policy.yaml", "rbac.yaml"]
-    {
+    for name in [
+        "admissionpolicy.yaml",
+        "daemonset.yaml",
+        "deviceclass.yaml",
+        "optional/config-policy.yaml",
+        "optional/required-plugin-policy.yaml",
+        "rbac.yaml",
+    ] {
         let made = std::fs::read_to_string(scratch.path().join(name)).unwrap();
         assert_eq!(read(&format!("manifests/{name}")), made, "manifests/{name}: run hack/manifests.sh");
     }

@@ -4,6 +4,8 @@
 //! first life without a kill has told them. Then from outside, at random moments: `DRANIC_KILL_SEED=<seed>` repeats the moments of a
 //! run, `DRANIC_KILL_ROUNDS=<n>` takes more of them.
 
+#[path = "common/bpf.rs"]
+mod bpf;
 #[path = "common/kill.rs"]
 mod kill;
 

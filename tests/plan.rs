@@ -38,6 +38,7 @@ fn run(config: &str, host: &HostState, show: &str) -> String {
 
 fn command(step: &Step, host_name: &str, link: &str) -> String {
     match step {
+        Step::DetachPrograms { .. } => "true".into(),
         Step::Move { name, mtu, address } => {
             let mtu = mtu.map(|m| format!(" mtu {m}")).unwrap_or_default();
             let address = address.as_ref().map(|a| format!(" address {a}")).unwrap_or_default();
@@ -53,6 +54,7 @@ fn command(step: &Step, host_name: &str, link: &str) -> String {
             let (directory, leaf) = key.rsplit_once('/').expect("a sysctl's key has a slash");
             format!("echo {value} > /proc/sys/net/{directory}/{link}/{leaf}")
         }
+        Step::Ethtool { change } => unreachable!("no host state here has {change}"),
         Step::Up => format!("ip link set {link} up"),
         Step::Address { address } => add_address(address),
         Step::Neighbour { neighbour: n } => {

@@ -6,6 +6,7 @@ mod ended;
 mod foretell;
 mod home;
 mod jobs;
+mod kept;
 pub(crate) mod locate;
 mod note;
 mod observe;
@@ -15,6 +16,7 @@ mod recover;
 mod release;
 mod restore;
 mod returned;
+mod settings;
 mod taken;
 mod turns;
 mod vrf;
@@ -27,6 +29,7 @@ use crate::attach::forecast::Forecast;
 use crate::inventory::{Lent, Scan};
 use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, LedgerError, Phase};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
+use crate::netdev::bpf::TakeOffError;
 use crate::netlink::NetlinkError;
 use crate::netns::{Netns, NetnsError};
 use turns::Pace;
@@ -69,6 +72,7 @@ pub struct Engine {
     forecast: Mutex<Forecast>,
     ended: ended::Ended,
     observer: observe::ObserverBox,
+    kept: kept::Kept,
 }
 
 /// A [`DeviceSource`] that can be printed.
@@ -103,6 +107,7 @@ impl Engine {
             forecast: Mutex::default(),
             ended: ended::Ended::default(),
             observer: observe::ObserverBox::default(),
+            kept: kept::Kept::default(),
         }
     }
 
@@ -192,6 +197,9 @@ pub enum KernelError {
     /// Namespaces.
     #[error(transparent)]
     Netns(#[from] NetnsError),
+    /// eBPF programs.
+    #[error(transparent)]
+    Programs(#[from] TakeOffError),
     /// The ledger.
     #[error(transparent)]
     Ledger(#[from] LedgerError),

@@ -1,6 +1,7 @@
 //! The plan: everything that must happen to one device for one pod, as typed steps, each with its undo. Pure.
 
 mod addresses;
+mod ethtool;
 mod left_out;
 mod neighbours;
 mod reach;
@@ -24,9 +25,10 @@ pub use step::{Step, Undo};
 /// Least MTU of IPv6, bytes (`IPV6_MIN_MTU`, `linux/ipv6.h`): below it the kernel turns IPv6 off on the link.
 const MTU_MIN_IPV6: u32 = 1280;
 
-/// The plan of one device. Steps are in the order they are carried out: move, sysctls, VRF (which would drop IPv6 addresses),
-/// properties, altnames, addresses, up, neighbours, routes (those of link scope before those that need them), rules. IPv6 addresses with
-/// an end come right after up: the kernel makes no connected route for one that was added to a link that is down.
+/// The plan of one device. Steps are in the order they are carried out: programs off (in prepare), move, sysctls, `ethtool` settings, VRF
+/// (which would drop IPv6 addresses), properties, altnames, addresses, up, neighbours, routes (those of link scope before those that need
+/// them), rules. IPv6 addresses with an end come right after up: the kernel makes no connected route for one that was added to a link that
+/// is down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
@@ -66,6 +68,12 @@ pub enum PlanError {
         /// The device's length in bytes.
         len: usize,
     },
+    /// Which eBPF programs are on the link can't be told, or they can't be taken off.
+    #[error("interface.disableEbpfPrograms: {why}")]
+    Programs {
+        /// Why.
+        why: String,
+    },
     /// IPv6 can't work with so small an MTU.
     #[error("an IPv6 address needs an MTU of at least 1280 bytes, and the link would have {mtu}")]
     Ipv6Mtu {
@@ -100,6 +108,14 @@ pub enum PlanError {
         /// The name.
         name: String,
     },
+    /// A setting of `ethtool` that the device does not have, or can't be given.
+    #[error("{path}: {reason}")]
+    Ethtool {
+        /// JSON path from the parameters' root.
+        path: String,
+        /// Why, and what the device has.
+        reason: String,
+    },
     /// A configured route can't be reached by the addresses it would have.
     #[error("routes[{index}]: {reason}")]
     Route {
@@ -123,6 +139,7 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     };
     let mtu = mtu(interface, host)?;
     let address = hardware_address(interface, host)?;
+    let settings = ethtool::of_pod(config, host)?;
 
     let mut left_out = LeftOut::default();
     let vrf = vrf::of_pod(interface, &pod_link)?;
@@ -138,9 +155,11 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     let rules = rules::of_pod(config, host, &pod_link, &addresses, &routes, &mut left_out);
 
     let (early, late): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|a| !addresses::needs_link_up(a));
-    let mut steps = vec![Step::Move { name: pod_link.clone(), mtu, address }];
+    let mut steps = Vec::from_iter(programs_off(interface, host)?);
+    steps.push(Step::Move { name: pod_link.clone(), mtu, address });
     let table = vrf.as_ref().map(|(_, table)| *table);
     steps.extend(settings::sysctls(interface, ipv6));
+    steps.extend(settings.into_iter().map(|change| Step::Ethtool { change }));
     steps.extend(vrf.map(|(name, table)| Step::Vrf { name, table }));
     steps.extend(settings::of_link(interface, host, &pod_link)?);
     steps.extend(early.into_iter().map(|address| Step::Address { address }));
@@ -154,6 +173,18 @@ pub fn plan(config: &NetworkConfig, host: &HostState) -> Result<Plan, PlanError>
     }));
     steps.extend(rules.into_iter().map(|rule| Step::Rule { rule }));
     Ok(Plan { pod_link, steps, left_out: left_out.into_lines(), restore: config.restore.unwrap_or_default() })
+}
+
+/// The step that takes the host's eBPF programs off, where that is asked for and there are any.
+fn programs_off(interface: &InterfaceConfig, host: &HostState) -> Result<Option<Step>, PlanError> {
+    if interface.disable_ebpf_programs != Some(true) {
+        return Ok(None);
+    }
+    if let Some(why) = host.programs.why_not_off() {
+        return Err(PlanError::Programs { why });
+    }
+    let programs = host.programs.describe();
+    Ok((!programs.is_empty()).then_some(Step::DetachPrograms { programs }))
 }
 
 /// The MTU to set in the pod, when it is not the host's. 0 as the device's largest means that its driver gives no limit.

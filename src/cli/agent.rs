@@ -160,6 +160,10 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_SYSCTL_DIR", default_value = crate::netdev::sysctl::ROOT, value_name = "DIR")]
     pub sysctl_dir: PathBuf,
 
+    /// Where the host's bpffs is mounted: eBPF programs of NICs in pods are kept there, so that they outlive the agent.
+    #[arg(long, env = "DRANIC_BPFFS", default_value = crate::netdev::bpf::pins::BPFFS, value_name = "DIR")]
+    pub bpffs: PathBuf,
+
     /// Root of sysfs.
     #[arg(long, env = "DRANIC_SYSFS", default_value = "/sys", value_name = "DIR", hide = true)]
     pub sysfs: PathBuf,
@@ -204,6 +208,7 @@ impl AgentArgs {
             ("--cdi-dir", &self.cdi_dir),
             ("--netns-dir", &self.netns_dir),
             ("--sysctl-dir", &self.sysctl_dir),
+            ("--bpffs", &self.bpffs),
             ("--status-socket", &self.status_socket),
             ("--gate-socket", &gate_socket),
         ] {
@@ -248,6 +253,7 @@ impl AgentArgs {
             wait_for_device: Duration::from_secs(self.wait_for_device),
             netns_dir: self.netns_dir,
             sysctl_dir: self.sysctl_dir,
+            bpffs: self.bpffs,
             sysfs: self.sysfs,
         };
         grpc::check(&config.kubelet_sockets()).map_err(|why| Failure::usage("--kubelet-root", why))?;
@@ -285,7 +291,7 @@ fn host_name() -> Result<String, String> {
 }
 
 /// DNS subdomain (RFC 1123): labels of a-z, 0-9 and '-', joined by dots.
-fn subdomain(name: &str, max: usize) -> Result<(), String> {
+pub(super) fn subdomain(name: &str, max: usize) -> Result<(), String> {
     let label = |l: &str| {
         !l.is_empty()
             && l.len() <= DNS_LABEL_MAX
@@ -363,6 +369,7 @@ mod tests {
             ("--cdi-dir", "x"),
             ("--netns-dir", "x"),
             ("--sysctl-dir", "x"),
+            ("--bpffs", "x"),
             ("--status-socket", &format!("/{}", "x".repeat(200))),
             ("--kubeconfig", "/does/not/exist"),
             ("--http-address", "nonsense"),

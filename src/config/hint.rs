@@ -46,7 +46,7 @@ fn closest<'a>(key: &str, fields: &[&'a str]) -> Option<&'a str> {
 }
 
 /// Levenshtein's distance.
-fn distance(a: &str, b: &str) -> usize {
+pub(crate) fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.chars().enumerate() {

@@ -5,22 +5,8 @@ use serde_json::Value;
 use super::{FieldError, NetworkConfig};
 
 /// Paths of the fields. `[]` stands for each element of a list.
-const NOT_YET: &[&str] = &[
-    "profile",
-    "interface.dhcp",
-    "interface.disableEbpfPrograms",
-    "interface.type",
-    "interface.macvlan",
-    "interface.ipvlan",
-    "interface.vlan",
-    "ethtool.features",
-    "ethtool.privateFlags",
-    "ethtool.rings",
-    "ethtool.channels",
-    "ethtool.coalesce",
-    "ethtool.pause",
-    "vf",
-];
+const NOT_YET: &[&str] =
+    &["profile", "interface.dhcp", "interface.type", "interface.macvlan", "interface.ipvlan", "interface.vlan", "vf"];
 
 impl NetworkConfig {
     /// The fields that are set and valid, but that this version does not carry out yet, each with its path. An explicit `false`

@@ -267,6 +267,11 @@ fn a_fault_of_meaning_has_its_path_and_says_what_to_do() {
             r#"{"ethtool": {"privateFlags": {"a-name-of-more-than-31-characters-": true}}}"#,
             "ethtool.privateFlags.a-name-of-more-than",
         ),
+        (r#"{"ethtool": {"rings": {"rx": 0, "tx": 512}}}"#, "ethtool.rings.rx: is 0; a ring has 1 descriptor or more"),
+        (
+            r#"{"ethtool": {"channels": {"rx": 0, "tx": 1, "combined": 0}}}"#,
+            "ethtool.channels: without combined channels both rx and tx",
+        ),
     ];
     for (json, words) in cases {
         let found = faults(json);
@@ -343,7 +348,7 @@ fn merging_is_field_by_field_and_the_later_wins() {
 #[test]
 fn what_is_not_carried_out_is_named_field_by_field() {
     let paths = |json: &str| -> Vec<String> { parse(json).unwrap().not_supported_yet().into_iter().map(|f| f.path).collect() };
-    assert_eq!(paths(FULL), ["profile", "interface.disableEbpfPrograms", "ethtool.features", "ethtool.privateFlags",]);
+    assert_eq!(paths(FULL), ["profile"]);
     let rest = r#"{"interface": {"dhcp": true, "forwarding": true, "vrf": {"name": "blue"}}}"#;
     assert_eq!(paths(rest), ["interface.dhcp"]);
     let nothing = r#"{"interface": {"name": "a", "addresses": [], "mtu": 1500, "hardwareAddr": "02:00:00:00:00:05", "dhcp": false,

@@ -6,7 +6,15 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::IpNet;
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error};
+
+/// What texts look like, for the schema: whatever the decoders below take fits, and not all that fits is taken.
+pub(super) const IP: &str = "^[0-9a-fA-F:.]+$";
+/// As [`IP`], with the length of the prefix.
+pub(super) const PREFIX: &str = "^[0-9a-fA-F:.]+/[0-9]{1,3}$";
+/// Six to 32 bytes.
+pub(super) const LINK_ADDRESS: &str = "^[0-9a-fA-F]{2}([:-][0-9a-fA-F]{2}){5,31}$";
 
 fn read<'de, D: Deserializer<'de>, T: FromStr>(decoder: D, wanted: impl Display) -> Result<T, D::Error> {
     let text = String::deserialize(decoder)?;
@@ -50,9 +58,9 @@ pub(super) fn interfaces<'de, D: Deserializer<'de>>(decoder: D) -> Result<Option
 }
 
 /// A sysctl's value: text, or a number as people write it.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "must be text or a whole number")]
-enum Value {
+pub(super) enum Value {
     Text(String),
     Number(i64),
 }

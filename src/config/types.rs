@@ -9,6 +9,7 @@ mod vf;
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use child::{IpvlanConfig, IpvlanFlag, IpvlanMode, MacvlanConfig, MacvlanMode, VlanConfig, VlanProtocol};
@@ -21,23 +22,27 @@ use crate::names::PodLinkName;
 use crate::netdev::LinkAddress;
 
 /// The parameters of one device, as written in `opaque.parameters`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct NetworkConfig {
     /// Name of a provider profile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
     pub profile: Option<String>,
     /// The link itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<InterfaceConfig>,
     /// Routes by this link, added in an order that works whatever the order here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
     pub routes: Option<Vec<RouteConfig>>,
     /// Policy rules in the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
     pub rules: Option<Vec<RuleConfig>>,
     /// Permanent neighbour entries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
     pub neighbors: Option<Vec<NeighborConfig>>,
     /// Ethtool settings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,35 +59,43 @@ pub struct NetworkConfig {
 }
 
 /// `interface`: the link itself.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct InterfaceConfig {
     /// Name in the pod; the host's where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", length(min = 1, max = 15))]
     pub name: Option<PodLinkName>,
     /// Addresses in CIDR form, with the host part (`10.0.0.5/24`); the host's where absent.
     #[serde(default, deserialize_with = "super::text::interfaces", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Vec<String>>", length(max = 64), inner(regex(pattern = crate::config::text::PREFIX)))]
     pub addresses: Option<Vec<IpNet>>,
     /// Addresses by DHCPv4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dhcp: Option<bool>,
     /// Bytes, 68 or more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 68, max = 2_147_483_647))]
     pub mtu: Option<u32>,
     /// Link-layer address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", regex(pattern = crate::config::text::LINK_ADDRESS))]
     pub hardware_addr: Option<LinkAddress>,
     /// `IFLA_GSO_MAX_SIZE`, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 2_147_483_647))]
     pub gso_max_size: Option<u32>,
     /// `IFLA_GRO_MAX_SIZE`, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 2_147_483_647))]
     pub gro_max_size: Option<u32>,
     /// `IFLA_GSO_IPV4_MAX_SIZE`, bytes.
     #[serde(default, rename = "gsoIPv4MaxSize", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 2_147_483_647))]
     pub gso_ipv4_max_size: Option<u32>,
     /// `IFLA_GRO_IPV4_MAX_SIZE`, bytes.
     #[serde(default, rename = "groIPv4MaxSize", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 2_147_483_647))]
     pub gro_ipv4_max_size: Option<u32>,
     /// Detach the host's eBPF programs from the link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -92,9 +105,11 @@ pub struct InterfaceConfig {
     pub forwarding: Option<bool>,
     /// `arp_ignore`: 0, 1, 2, 3 or 8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 8))]
     pub arp_ignore: Option<u32>,
     /// `arp_announce`: 0, 1 or 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 2))]
     pub arp_announce: Option<u32>,
     /// The VRF to enslave the link to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -134,11 +149,12 @@ pub struct InterfaceConfig {
     pub ipv6: Option<Ipv6Config>,
     /// Per-link sysctls of a list of allowed ones: key as in `ipv4/conf/rp_filter`, and value.
     #[serde(default, deserialize_with = "super::text::values", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<BTreeMap<String, crate::config::text::Value>>")]
     pub sysctls: Option<BTreeMap<String, String>>,
 }
 
 /// `interface.type`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InterfaceKind {
     /// The device itself.
@@ -153,12 +169,14 @@ pub enum InterfaceKind {
 }
 
 /// `interface.vrf`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct VrfConfig {
     /// Name of the VRF link.
+    #[schemars(length(min = 1, max = 15))]
     pub name: String,
     /// Its table, 1 or more, not 253 to 255.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
     pub table: Option<u32>,
 }

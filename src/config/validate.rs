@@ -1,5 +1,6 @@
 //! Rules over values and across fields.
 
+mod ethtool;
 mod interface;
 mod link;
 mod routing;
@@ -16,8 +17,6 @@ pub(super) const ADDRESSES_MAX: usize = 64;
 pub(super) const LIST_MAX: usize = 256;
 /// The kernel keeps sizes in a signed 32-bit number.
 const SIZE_MAX: u32 = i32::MAX as u32;
-/// Longest name of an ethtool feature or flag, in bytes: `ETH_GSTRING_LEN` (32) less the final NUL, `linux/ethtool.h`.
-const ETHTOOL_NAME_MAX: usize = 31;
 /// Longest `profile`, in bytes: a Kubernetes object's name.
 const PROFILE_MAX: usize = 253;
 
@@ -64,22 +63,10 @@ impl NetworkConfig {
         routing::rules(self.rules.as_deref().unwrap_or_default(), vrf, &mut faults);
         routing::neighbors(self.neighbors.as_deref().unwrap_or_default(), &mut faults);
         link::without_ipv6(self, &mut faults);
-        self.check_ethtool(&mut faults);
-        faults.0
-    }
-
-    fn check_ethtool(&self, faults: &mut Faults) {
-        let Some(ethtool) = &self.ethtool else { return };
-        for (path, map) in [("ethtool.features", &ethtool.features), ("ethtool.privateFlags", &ethtool.private_flags)] {
-            let Some(map) = map else { continue };
-            if !faults.length(path, map.len(), LIST_MAX) {
-                continue;
-            }
-            for name in map.keys().filter(|n| n.is_empty() || n.len() > ETHTOOL_NAME_MAX || n.contains('\0')) {
-                let short: String = name.chars().take(ETHTOOL_NAME_MAX).collect();
-                faults.add(format!("{path}.{short}"), format!("a name has 1 to {ETHTOOL_NAME_MAX} bytes"));
-            }
+        if let Some(ethtool) = &self.ethtool {
+            ethtool::check(ethtool, &mut faults);
         }
+        faults.0
     }
 }
 

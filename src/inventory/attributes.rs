@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use super::hardware::is_representor;
 use super::sysfs::{LinkFacts, PciFunction, RdmaFacts};
 use super::{Attribute, Attributes};
+use crate::netdev::bpf::{Programs, Xdp};
 use crate::netdev::{Address, Link};
 
 /// Longest text of an attribute, bytes: `DeviceAttributeMaxValueLength`, `k8s.io/api/resource/v1`.
@@ -88,16 +89,43 @@ pub(super) fn text(value: &str) -> Attribute {
     Attribute::String(value[..end].to_owned())
 }
 
+/// eBPF of a link. The peer does not count XDP as `ebpf`.
+pub(super) fn of_programs(link: &Link, programs: &Programs) -> Attributes {
+    let mut filters: Vec<&str> = programs.filters.iter().map(|filter| filter.name.as_str()).collect();
+    let mut tcx: Vec<&str> = programs.attached.iter().map(|attached| attached.program.name.as_str()).collect();
+    let is_there = !filters.is_empty() || !programs.attached.is_empty() || link.xdp != Xdp::default();
+    let mut attributes = Attributes::new();
+    // Where it could not be looked at, nothing is said.
+    if is_there || programs.unread.is_none() {
+        attributes.insert("ebpf".to_owned(), Attribute::Bool(is_there));
+    }
+    for (name, names) in [("tcFilterNames", &mut filters), ("tcxProgramNames", &mut tcx)] {
+        names.retain(|name| !name.is_empty());
+        names.sort_unstable();
+        names.dedup();
+        if let Some(list) = joined(names.iter().map(ToString::to_string)) {
+            attributes.insert(name.to_owned(), text(&list));
+        }
+    }
+    attributes
+}
+
 /// Comma list, in order, of the global unicast addresses of a family, as many whole ones as an attribute may have.
 fn list(addresses: &[&Address], family: fn(&IpAddr) -> bool) -> Option<String> {
     let mut global: Vec<_> =
         addresses.iter().filter(|a| family(&a.ip) && is_global_unicast(a.ip)).map(|a| (a.ip, a.prefix_len)).collect();
     global.sort();
     global.dedup();
+    joined(global.into_iter().map(|(ip, prefix_len)| format!("{ip}/{prefix_len}")))
+}
+
+/// Comma list of as many whole items as an attribute may have; none without any.
+fn joined(items: impl Iterator<Item = String>) -> Option<String> {
     let mut list = String::new();
-    for (ip, prefix_len) in global {
-        let item = format!("{}{ip}/{prefix_len}", if list.is_empty() { "" } else { "," });
-        if list.len() + item.len() > TEXT_MAX {
+    for item in items {
+        let item = if list.is_empty() { item } else { format!(",{item}") };
+        // A first one that is too long alone is cut by the caller.
+        if !list.is_empty() && list.len() + item.len() > TEXT_MAX {
             break;
         }
         list.push_str(&item);

@@ -103,7 +103,10 @@ impl<'a> Look<'a> {
             };
             let rdma = attributes::rdma_of(link, facts, &self.rdma);
             let addresses = self.addresses.get(&link.index).map_or(&[][..], Vec::as_slice);
-            let attributes = attributes::of_link(link, self.places.get(&link.index).unwrap_or(facts), addresses, rdma);
+            let mut attributes = attributes::of_link(link, self.places.get(&link.index).unwrap_or(facts), addresses, rdma);
+            if let Some(programs) = self.snapshot.programs.get(&link.index) {
+                attributes.extend(attributes::of_programs(link, programs));
+            }
             scan.devices.push(Device { name, hardware: hardware.clone(), link: Some(link.clone()), attributes });
         }
         sorted(scan)

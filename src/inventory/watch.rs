@@ -1,5 +1,6 @@
 //! The inventory as it is now, kept up to date by a monitor and a slow full rescan.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +10,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::sysfs::Sysfs;
 use super::{Lent, Scan, ScanOptions, scan};
+use crate::netdev::bpf::{self, Programs};
 use crate::netdev::host_state::Snapshot;
 use crate::netdev::monitor::{Group, Monitor};
-use crate::netdev::{address, link, route};
+use crate::netdev::{Link, Qdisc, address, link, qdisc, route};
 use crate::netlink::{NetlinkError, RouteSocket};
 use crate::netns::Netns;
 
@@ -160,7 +162,8 @@ fn open_monitor(config: &InventoryConfig) -> Result<Monitor, NetlinkError> {
 /// When links, addresses or routes can't be read.
 pub fn once(sysfs: &Sysfs, options: ScanOptions) -> Result<Scan, String> {
     let netns = Netns::current().map_err(|error| error.to_string())?;
-    let snapshot = dump(&netns).map_err(|error| format!("can't read the host's links, addresses and routes: {error}"))?;
+    let snapshot =
+        dump(&netns, options).map_err(|error| format!("can't read the host's links, addresses and routes: {error}"))?;
     Ok(scan::build(Ok(&snapshot), sysfs, options, &[], None))
 }
 
@@ -169,7 +172,8 @@ fn look(config: &InventoryConfig, lent: &LentDevices, previous: Option<&Scan>) -
     let mut before = lent();
     let mut attempt = 1;
     loop {
-        let snapshot = dump(&config.netns).map_err(|error| format!("can't read the host's links, addresses and routes: {error}"));
+        let snapshot = dump(&config.netns, config.options)
+            .map_err(|error| format!("can't read the host's links, addresses and routes: {error}"));
         let after = lent();
         let is_settled = before == after || attempt == LOOKS;
         // A device may go out or come back while we look. One that was lent at either time is not new.
@@ -187,15 +191,32 @@ fn look(config: &InventoryConfig, lent: &LentDevices, previous: Option<&Scan>) -
     }
 }
 
-fn dump(netns: &Netns) -> Result<Snapshot, NetlinkError> {
+fn dump(netns: &Netns, options: ScanOptions) -> Result<Snapshot, NetlinkError> {
     let mut socket = RouteSocket::open_in(netns)?;
     let deadline = std::time::Instant::now() + DUMPS;
+    let (links, qdiscs) = (link::list(&mut socket, deadline)?, qdisc::list(&mut socket, deadline)?);
     Ok(Snapshot {
-        links: link::list(&mut socket, deadline)?,
         addresses: address::list(&mut socket, deadline)?,
         routes: route::list(&mut socket, deadline)?,
+        programs: netns.run(|| programs(&links, &qdiscs, options, deadline))?,
+        links,
         ..Snapshot::default()
     })
+}
+
+/// eBPF of each link that may be offered: a node has hundreds of veths, which are pods', with programs of the cluster network.
+fn programs(
+    links: &[Link],
+    qdiscs: &[(u32, Qdisc)],
+    options: ScanOptions,
+    deadline: std::time::Instant,
+) -> BTreeMap<u32, Programs> {
+    let wanted = links.iter().filter(|link| options.offer_veth || link.kind.as_deref() != Some("veth"));
+    let of_link = |link: &Link| {
+        let qdiscs: Vec<Qdisc> = qdiscs.iter().filter(|(index, _)| *index == link.index).map(|(_, q)| q.clone()).collect();
+        (link.index, bpf::glance(link, &qdiscs, deadline))
+    };
+    wanted.map(of_link).collect()
 }
 
 /// A monitor that is opened again when it fails.

@@ -29,6 +29,34 @@ pub fn of_claim(folder: &Path, claim: &ClaimUid) -> Result<Option<ClaimRecord>, 
     }
 }
 
+/// All records, in the order of their claims' UIDs; none when there is no folder.
+///
+/// # Errors
+/// When the folder can't be listed, or a record can't be read.
+pub fn all(folder: &Path) -> Result<Vec<ClaimRecord>, String> {
+    let mut records = Vec::new();
+    for claim in claims(folder)? {
+        records.extend(of_claim(folder, &claim)?);
+    }
+    Ok(records)
+}
+
+/// UIDs of all claims that there are files of, sorted; none when there is no folder.
+fn claims(folder: &Path) -> Result<Vec<ClaimUid>, String> {
+    let cant_list = |e: io::Error| format!("the ledger {} can't be listed: {e}", folder.display());
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(cant_list)?,
+    };
+    let mut claims = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(cant_list)?.file_name();
+        claims.extend(name.to_str().and_then(|name| name.strip_suffix(folder::SUFFIX)).and_then(|stem| ClaimUid::new(stem).ok()));
+    }
+    claims.sort();
+    Ok(claims)
+}
+
 /// All records of a pod, in the order of their claims' UIDs.
 ///
 /// # Errors

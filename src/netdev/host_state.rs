@@ -3,20 +3,24 @@
 mod compare;
 mod kernel_made;
 mod restore;
+mod restore_ethtool;
 mod restore_ip;
 mod sound;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::address::IFA_F_TENTATIVE;
+use super::bpf::{self, Programs};
+use super::ethtool::EthtoolSocket;
 use super::link::{IFF_ALLMULTI, IFF_PROMISC, IFF_UP, PacketSizes};
 use super::rule::{ACTION_TO_TABLE, TABLE_DEFAULT};
-use super::{Address, LinkAddress, Neighbour, Qdisc, Route, Rule, address, link, neighbour, qdisc, route, rule, sysctl};
+use super::{Address, Ethtool, LinkAddress, Neighbour, Qdisc, Route, Rule};
+use super::{address, link, neighbour, qdisc, route, rule, sysctl};
 use crate::netlink::{NetlinkError, RouteSocket};
 
 pub use compare::compare;
@@ -31,6 +35,9 @@ pub const IFF_MULTICAST: u32 = 1 << 12;
 /// `IFF_DYNAMIC`, `linux/if.h`.
 pub const IFF_DYNAMIC: u32 = 1 << 15;
 
+/// How long looking at one link's programs may take.
+const LOOK: Duration = Duration::from_secs(10);
+
 /// The flags that are recorded and given back, with their names.
 const FLAGS: [(u32, &str); 7] = [
     (IFF_UP, "up"),
@@ -41,6 +48,9 @@ const FLAGS: [(u32, &str); 7] = [
     (IFF_DYNAMIC, "dynamic"),
     (IFF_DEBUG, "debug"),
 ];
+
+/// How long reading the settings of one link may take. Some drivers ask their firmware, and RTNL may be held by others.
+const ETHTOOL_LIMIT: Duration = Duration::from_secs(10);
 
 /// Everything of a link that is lost or changed by lending it to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,13 +104,20 @@ pub struct HostState {
     pub neighbours: Vec<Neighbour>,
     /// Per-link sysctls: [`super::sysctl::read_all`].
     pub sysctls: BTreeMap<String, String>,
-    /// Queueing disciplines that somebody chose: [`super::qdisc`]. Their classes and filters are not recorded.
+    /// Queueing disciplines that somebody chose: [`super::qdisc`]. Of their classes and filters only those on ingress and clsact are
+    /// recorded, in `programs`.
     #[serde(default)]
     pub qdiscs: Vec<Qdisc>,
+    /// Features, private flags, rings, channels, coalescing, flow control: what the kernel and the driver say of them.
+    #[serde(default, skip_serializing_if = "Ethtool::is_empty")]
+    pub ethtool: Ethtool,
+    /// eBPF programs and filters: [`super::bpf`]. [`restore`] leaves them; [`bpf::give_back`] puts them back.
+    #[serde(default, skip_serializing_if = "Programs::is_empty")]
+    pub programs: Programs,
 }
 
 impl HostState {
-    /// The link itself only: without addresses, routes, rules, neighbours, sysctls, queueing and master.
+    /// The link itself only: without addresses, routes, rules, neighbours, sysctls, queueing (and filters) and master.
     #[must_use]
     pub fn of_link_only(&self) -> Self {
         Self {
@@ -111,6 +128,7 @@ impl HostState {
             neighbours: Vec::new(),
             sysctls: BTreeMap::new(),
             qdiscs: Vec::new(),
+            programs: Programs { attached: self.programs.attached.clone(), ..Programs::default() },
             ..self.clone()
         }
     }
@@ -159,6 +177,8 @@ pub struct Snapshot {
     pub neighbours: Vec<(u32, Neighbour)>,
     /// [`super::qdisc::list`].
     pub qdiscs: Vec<(u32, Qdisc)>,
+    /// [`bpf::glance`] at links, by index: only for the inventory. [`Self::host_state`] looks itself.
+    pub programs: BTreeMap<u32, Programs>,
 }
 
 impl Snapshot {
@@ -174,11 +194,12 @@ impl Snapshot {
             rules: rule::list(socket, deadline)?,
             neighbours: neighbour::list(socket, deadline)?,
             qdiscs: qdisc::list(socket, deadline)?,
+            programs: BTreeMap::new(),
         })
     }
 
-    /// The host state of the link with `index`; none when there is no such link. Reads the link's sysctls, so call it on a
-    /// thread in the snapshot's namespace. IPv6 link-local addresses that the kernel made itself are left out: it makes them
+    /// The host state of the link with `index`; none when there is no such link. Reads the link's sysctls, programs and settings of
+    /// `ethtool`, so call it on a thread in the snapshot's namespace. IPv6 link-local addresses that the kernel made itself are left out: it makes them
     /// again when the link comes up. So are kernel-made routes that adding the addresses brings back, and temporary (privacy)
     /// addresses, which come and go.
     #[must_use]
@@ -189,6 +210,7 @@ impl Snapshot {
             BTreeMap::new()
         });
         let (routes, rules) = self.routes_and_rules(index, &link.name);
+        let qdiscs = of_link(&self.qdiscs, index);
         Some(HostState {
             index,
             name: link.name.clone(),
@@ -209,7 +231,12 @@ impl Snapshot {
             rules,
             neighbours: sorted(of_link(&self.neighbours, index)),
             sysctls,
-            qdiscs: of_link(&self.qdiscs, index),
+            ethtool: ethtool_settings(index).unwrap_or_else(|error| {
+                tracing::warn!(link = link.name, %error, "its ethtool settings can't be read and will not be given back");
+                Ethtool::default()
+            }),
+            programs: bpf::read(link, &qdiscs, Instant::now() + LOOK),
+            qdiscs,
         })
     }
 
@@ -226,6 +253,15 @@ impl Snapshot {
         });
         let routes = by_link().filter(|route| !kernel_made::comes_back(route, &addresses));
         (routes.cloned().collect(), rules.cloned().collect())
+    }
+}
+
+/// What the kernel says of a link of this thread's namespace; nothing where it does not speak of such settings.
+fn ethtool_settings(index: u32) -> Result<Ethtool, NetlinkError> {
+    let deadline = Instant::now() + ETHTOOL_LIMIT;
+    match EthtoolSocket::open(deadline)? {
+        Some(mut socket) => socket.read(index, deadline),
+        None => Ok(Ethtool::default()),
     }
 }
 

@@ -9,6 +9,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage, Prop};
 use serde::{Deserialize, Serialize};
 
+use super::bpf::Xdp;
 use crate::netlink::{NetlinkError, Request, RouteSocket};
 
 mod parse;
@@ -133,6 +134,8 @@ pub struct Link {
     pub vrf_table: Option<u32>,
     /// `IFLA_PHYS_PORT_NAME` (`p0`, `pf0vf1`), where the driver gives one.
     pub phys_port_name: Option<String>,
+    /// `IFLA_XDP`: XDP programs.
+    pub xdp: Xdp,
 }
 
 /// `IFF_UP`, `linux/if.h`.

@@ -13,17 +13,15 @@ use crate::netlink::{NetlinkError, Request, RouteSocket};
 
 /// `TCA_KIND`, `linux/rtnetlink.h`.
 const TCA_KIND: u16 = 1;
-/// `TCA_OPTIONS` and `TCA_STAB`, `linux/rtnetlink.h`: what was chosen. The rest are counters.
-const CHOSEN: [u16; 2] = [2, 8];
-/// `TC_H_INGRESS` (and clsact), `linux/pkt_sched.h`: only a place for filters.
-const INGRESS: u32 = 0xffff_fff1;
+/// `TCA_OPTIONS`, `TCA_STAB`, `TCA_INGRESS_BLOCK` and `TCA_EGRESS_BLOCK`, `linux/rtnetlink.h`: what was chosen. The rest are counters.
+const CHOSEN: [u16; 4] = [2, 8, 13, 14];
 /// `struct tcmsg`, `linux/rtnetlink.h`, bytes.
 const HEADER: usize = 20;
 /// `IFNAMSIZ`: longest kind, bytes.
 const MAX_KIND: usize = 16;
 
-/// A queueing discipline that somebody chose. The kernel's defaults have no handle and are not listed; nor are ingress and
-/// clsact, which are only a place for filters.
+/// A queueing discipline that somebody chose. The kernel's defaults have no handle and are not listed. Ingress and clsact, which are
+/// only a place for filters, are; the filters are in [`super::bpf`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Qdisc {
     /// Where it hangs: `0xffffffff` for the root, otherwise a class of another.
@@ -44,13 +42,13 @@ impl fmt::Display for Qdisc {
     }
 }
 
-/// Reads the body of an `RTM_NEWQDISC`: the link's index and what was chosen. None for the kernel's default and for ingress.
+/// Reads the body of an `RTM_NEWQDISC`: the link's index and what was chosen. None for the kernel's default.
 #[must_use]
 pub fn from_bytes(bytes: &[u8]) -> Option<(u32, Qdisc)> {
     let (header, attributes) = bytes.split_at_checked(HEADER)?;
     let word = |at: usize| Some(u32::from_ne_bytes(header.get(at..at + 4)?.try_into().ok()?));
     let (index, handle, parent) = (word(4)?, word(8)?, word(12)?);
-    if handle == 0 || parent == INGRESS {
+    if handle == 0 {
         return None;
     }
     let (mut kind, mut options) = (String::new(), Vec::new());
@@ -96,7 +94,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn round_trip(parent in 0u32..INGRESS, handle in 1u32.., kind in "[a-z_]{1,15}", limit in any::<[u8; 4]>()) {
+        fn round_trip(parent in any::<u32>(), handle in 1u32.., kind in "[a-z_]{1,15}", limit in any::<[u8; 4]>()) {
             let options = raw::to_hex(vec![(2, raw::bytes(&DefaultNla::new(2, limit.to_vec())))]);
             let qdisc = Qdisc { parent, handle, kind, options };
             let RouteNetlinkMessage::NewQueueDiscipline(message) = add_request(7, &qdisc).message else { panic!() };
@@ -112,13 +110,11 @@ mod tests {
     }
 
     #[test]
-    fn defaults_and_ingress_are_nobodys_choice() {
+    fn defaults_are_nobodys_choice() {
         let mut bytes = vec![0; HEADER];
         bytes.extend(raw::bytes(&DefaultNla::new(TCA_KIND, b"fq\0".to_vec())));
         assert_eq!(from_bytes(&bytes), None);
         bytes[8] = 1;
         assert!(from_bytes(&bytes).is_some());
-        bytes[12..16].copy_from_slice(&INGRESS.to_ne_bytes());
-        assert_eq!(from_bytes(&bytes), None);
     }
 }

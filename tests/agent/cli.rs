@@ -92,6 +92,7 @@ fn bad_values(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
         ("--wait-for-device", "a while".to_owned(), "DRANIC_WAIT_FOR_DEVICE"),
         ("--rescan", "99999999999999999999".to_owned(), "DRANIC_RESCAN"),
         ("--sysctl-dir", "sys".to_owned(), "DRANIC_SYSCTL_DIR"),
+        ("--bpffs", "bpf".to_owned(), "DRANIC_BPFFS"),
         ("--log-format", "xml".to_owned(), "DRANIC_LOG_FORMAT"),
         ("--log-level", "dranic=loud".to_owned(), "DRANIC_LOG"),
     ];
@@ -160,7 +161,10 @@ fn unknown_and_repeated_flags_are_refused() {
 #[test]
 fn help_has_examples_every_variable_and_the_defaults() {
     let top = stdout(&dranic(&["--help"], &[]));
-    node::assert_says(&top, &["Examples:", "dranic agent", "dranic devices", "dranic status", "Exit codes:", "64", "69"]);
+    node::assert_says(
+        &top,
+        &["Examples:", "dranic agent", "dranic devices", "dranic status", "dranic validate", "Exit codes:", "64", "66", "69"],
+    );
     let output = dranic(&["agent", "--help"], &[]);
     assert!(output.status.success());
     let agent = stdout(&output);
@@ -178,7 +182,14 @@ fn help_has_examples_every_variable_and_the_defaults() {
     for (_, _, variable) in bad_values(tempfile::tempdir().unwrap().path()) {
         assert!(agent.contains(&format!("[env: {variable}")), "{variable} is not in the help");
     }
-    for (command, variable) in [("status", "DRANIC_STATUS_SOCKET"), ("devices", "DRANIC_OFFER_VETH")] {
+    let commands = [
+        ("status", "DRANIC_STATUS_SOCKET"),
+        ("devices", "DRANIC_OFFER_VETH"),
+        ("validate", "DRANIC_DRIVER_NAME"),
+        ("attach", "DRANIC_ATTACH_STATE_DIR"),
+        ("release", "DRANIC_STATE_DIR"),
+    ];
+    for (command, variable) in commands {
         node::assert_says(&stdout(&dranic(&[command, "--help"], &[])), &[variable, "--output", "Examples:"]);
     }
     assert!(stdout(&dranic(&["--version"], &[])).starts_with("dranic "));

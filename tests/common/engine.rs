@@ -48,7 +48,10 @@ impl DeviceSource for Links {
 }
 
 fn device(link: Link) -> Device {
-    let hardware = HardwareId::Virtual { kind: "veth".to_owned(), address: link.address.clone(), twin: None };
+    let hardware = match link.parent_device.as_ref().filter(|parent| parent.bus == "pci") {
+        Some(parent) => HardwareId::Pci { address: parent.name.clone(), port: String::new() },
+        None => HardwareId::Virtual { kind: "veth".to_owned(), address: link.address.clone(), twin: None },
+    };
     Device { name: hardware.device_name(), hardware, link: Some(link), attributes: BTreeMap::new() }
 }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use dranic::netdev::bpf::{read, sys};
 use dranic::netdev::{HostState, Link, Neighbour, Route, Rule, link, moves, neighbour, route, rule, sysctl};
 use dranic::netlink::RouteSocket;
 use dranic::netns::Netns;
@@ -18,6 +19,8 @@ use dranic_testbed::cluster::{Cluster, Options, Pod};
 use dranic_testbed::fabric::{NicSpec, links};
 use dranic_testbed::kubelet::Claim;
 use dranic_testbed::runtime::RuntimeOptions;
+
+use crate::bpf::{self, Bpffs};
 
 /// How long kubelet and runtime keep trying before the test calls it stuck.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -41,6 +44,7 @@ pub(crate) struct Rig {
     ended: Option<Netns>,
     /// The agent's process, for whoever kills it; 0 while there is none.
     pid: Arc<AtomicU32>,
+    bpffs: Bpffs,
     _dir: tempfile::TempDir,
 }
 
@@ -51,8 +55,11 @@ impl Rig {
         let script = dir.path().join("dranic");
         write_script(&script, environment)?;
         let nics = NICS.iter().zip(0..).map(|(name, n)| nic(name, n)).collect();
-        let mut cluster = Cluster::new(Options { runtime, ..Options::new(&script, nics) })?;
+        let bpffs = Bpffs::mount();
+        let arguments = vec!["--bpffs".to_owned(), bpffs.path().display().to_string()];
+        let mut cluster = Cluster::new(Options { runtime, arguments, ..Options::new(&script, nics) })?;
         furnish(&cluster)?;
+        furnish_programs(&cluster, &bpffs)?;
         let before = cluster.host_states()?;
         let rich = &before["nic0"];
         ensure!(
@@ -60,13 +67,15 @@ impl Rig {
                 && rich.addresses.len() == 3
                 && rich.neighbours.len() == 1
                 && rich.rules.len() == 1
-                && rich.alt_names.len() == 1,
+                && rich.alt_names.len() == 1
+                && rich.programs.attached.len() == 4
+                && rich.programs.filters.len() == 1,
             "the host has not what shall be given back: {rich:?}"
         );
         cluster.start_agent()?;
         let pod = ("pod-uid-train".to_owned(), "train".to_owned());
         let pid = Arc::new(AtomicU32::new(0));
-        let mut rig = Self { cluster, before, claims: Vec::new(), pod, attempt: 0, ended: None, pid, _dir: dir };
+        let mut rig = Self { cluster, before, claims: Vec::new(), pod, attempt: 0, ended: None, pid, bpffs, _dir: dir };
         rig.wait_ready().await?;
         rig.claims = rig.make_claims()?;
         Ok(rig)
@@ -217,6 +226,8 @@ impl Rig {
             let there = seen.addresses.iter().filter(|(index, _)| *index == link.index);
             let there: BTreeSet<String> = there.map(|(_, a)| format!("{}/{}", a.ip, a.prefix_len)).collect();
             ensure!(addresses.iter().all(|a| there.contains(*a)), "{name} has {there:?}");
+            let programs = pod.netns.netns()?.run(|| read(link, &[], soon()))?;
+            ensure!(programs.is_empty(), "{name} has {programs:?}");
         }
         let nic1 = seen.links.iter().find(|l| l.name == "nic1").context("nic1")?;
         ensure!(nic1.address.as_ref().is_some_and(|a| a.to_string() == "02:00:00:00:aa:01"), "{nic1:?}");
@@ -268,6 +279,8 @@ impl Rig {
         }
         let differences = Cluster::differences(&self.before, &self.cluster.host_states()?);
         ensure!(differences.is_empty(), "the host is not as it was: {differences:#?}");
+        let left: Vec<String> = self.bpffs.files().into_iter().filter(|file| file.contains("dranic")).collect();
+        ensure!(left.is_empty(), "left in the bpffs: {left:?}");
         let claims = self.cluster.status()?.claims;
         ensure!(claims.is_empty(), "still recorded: {claims:?}");
         for entry in fs::read_dir(self.cluster.path("state"))? {
@@ -297,7 +310,7 @@ impl Rig {
         let pod = self.cluster.pod(&self.pod.1)?;
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let rail0 = r#"{
-            "interface": {"name": "rail0", "addresses": ["10.100.0.2/24", "fd00:100::2/64"]},
+            "interface": {"name": "rail0", "addresses": ["10.100.0.2/24", "fd00:100::2/64"], "disableEbpfPrograms": true},
             "routes": [{"destination": "10.200.0.0/16", "gateway": "10.100.0.1", "table": 120}],
             "rules": [{"priority": 1000, "source": "10.100.0.2/32", "table": 120}],
             "neighbors": [{"destination": "10.100.0.1", "hardwareAddr": "02:00:00:00:00:01"}]
@@ -324,6 +337,34 @@ fn write_script(path: &Path, environment: &[(&str, &str)]) -> Result<()> {
     let text = format!("#!/bin/sh\nif [ -f '{once}' ]; then . '{once}'; rm '{once}'; fi\nexec '{program}' \"$@\"\n");
     fs::write(path, text)?;
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
+}
+
+/// eBPF of every kind on nic0, which only the kernel and, for the links, files keep.
+fn furnish_programs(cluster: &Cluster, bpffs: &Bpffs) -> Result<()> {
+    let index = links::find(&mut cluster.node.socket()?, "nic0")?.index;
+    let filter = bpffs.pin(&bpf::load(bpf::SCHED_CLS, "filter", 0), "filter");
+    let direct = [(sys::TCX_INGRESS, "first"), (sys::TCX_EGRESS, "out")];
+    let by_link = [(sys::TCX_INGRESS, bpf::SCHED_CLS, "second"), (sys::XDP, bpf::XDP, "early")];
+    let attach = || -> Result<()> {
+        for (place, name) in direct {
+            sys::attach(&bpf::load(bpf::SCHED_CLS, name, -1), index, place)?;
+        }
+        for (place, kind, name) in by_link {
+            // XDP_FLAGS_SKB_MODE, linux/if_link.h.
+            let flags = if place == sys::XDP { 1 << 1 } else { 0 };
+            bpffs.pin(&sys::create_link(&bpf::load(kind, name, 2), index, place, flags)?, name);
+        }
+        for line in [
+            "qdisc add dev nic0 clsact".to_owned(),
+            format!("filter add dev nic0 egress bpf direct-action object-pinned {}", filter.display()),
+        ] {
+            let out = std::process::Command::new("tc").args(line.split(' ')).output()?;
+            ensure!(out.status.success(), "tc {line}: {}", String::from_utf8_lossy(&out.stderr));
+        }
+        Ok(())
+    };
+    cluster.node.netns().run(attach)??;
+    Ok(fs::remove_file(filter)?)
 }
 
 fn is_nic(link: &Link) -> bool {

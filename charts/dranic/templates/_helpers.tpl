@@ -83,6 +83,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
     (list "guard-wait" $agent.guardWait)
     (list "netns-dir" $agent.netnsDir)
     (list "sysctl-dir" "/host/proc/sys/net")
+    (list "bpffs" $agent.bpffs)
     (list "http-address" (include "dranic.httpAddress" .))
     (list "log-format" $agent.logFormat)
     (list "log-level" $agent.logLevel)

@@ -1,6 +1,7 @@
 //! All scenarios, in the order they run.
 
 mod absent;
+mod admission;
 mod basic;
 mod blocked;
 mod configure;
@@ -107,11 +108,11 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("peer-05-route-order", 60, peer::route_order, "a gateway's route before the link-scope route that it needs"),
     scenario!("peer-06-metrics", 60, peer::metrics, "metrics on localhost:9177, seen from the host's network"),
     scenario!("peer-07-mtu-mac", 60, peer::mtu_mac, "name, address, MTU and link-layer address"),
-    scenario!("peer-07-ethtool", later CONFIGURE, 90, configure::ethtool, "ethtool features by their long names"),
+    scenario!("peer-07-ethtool", 90, configure::ethtool, "ethtool features by their long names"),
     scenario!("peer-08-big-tcp", later CONFIGURE, 90, configure::big_tcp, "GSO and GRO sizes"),
-    scenario!("peer-09-tc-filter", later CONFIGURE, 90, configure::tc_filter, "attributes ebpf and tcFilterNames"),
-    scenario!("peer-10-tcx", later CONFIGURE, 90, configure::tcx, "attribute tcxProgramNames"),
-    scenario!("peer-11-no-ebpf", later CONFIGURE, 90, configure::no_ebpf, "disableEbpfPrograms"),
+    scenario!("peer-09-tc-filter", 90, configure::tc_filter, "attributes ebpf and tcFilterNames"),
+    scenario!("peer-10-tcx", 90, configure::tcx, "attribute tcxProgramNames"),
+    scenario!("peer-11-no-ebpf", 90, configure::no_ebpf, "disableEbpfPrograms"),
     scenario!("peer-12-count", smoke 60, peer::count, "one request with count 2"),
     scenario!("peer-13-reuse", 120, peer::reuse, "the same NIC again after a Deployment is gone, its address restored by us"),
     scenario!("peer-14-evicted", 120, peer::evicted, "DaemonSet evicted from one node: its sockets go there, stay on the other"),
@@ -139,6 +140,12 @@ pub(crate) const ALL: &[Scenario] = &[
     ),
     scenario!("peer-22-whereabouts", later CONFIGURE, 240, webhook::whereabouts, "a profile whose address comes from a webhook"),
     scenario!("peer-23-webhook", later CONFIGURE, 240, webhook::provider, "attributes and device configuration from a webhook"),
+    scenario!(
+        "config-policy",
+        120,
+        admission::config_policy,
+        "claims, templates and classes of a wrong form are refused when made"
+    ),
     scenario!("rdma", later RDMA, 90, rdma::moves, "an RDMA device moves with its NIC"),
     scenario!("node-not-blocked", 240, blocked::node_not_blocked, "32 NICs: the runtime's time, and a pod beside it"),
     scenario!("pod-128-nics", 240, blocked::pod_128_nics, "four claims of 32 in one pod, three times in a row"),

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Instant;
 
 use super::jobs::Job;
-use super::{taken, vrf};
+use super::{settings, taken, vrf};
 use crate::attach::Step;
 use crate::netdev::{address, link, neighbour, route, rule, sysctl};
 use crate::netlink::{NetlinkError, Request, RouteSocket};
@@ -40,13 +40,13 @@ enum Stage {
     Rules,
 }
 
-/// The stage of each step of a plan but moves and sysctls, in the plan's order.
+/// The stage of each step that is a route message, but those of prepare and the moves, in the plan's order.
 fn staged(steps: &[Step]) -> impl Iterator<Item = (Stage, &Step)> {
     let mut up = false;
     steps.iter().filter_map(move |step| {
         up |= matches!(step, Step::Up);
         let stage = match step {
-            Step::Move { .. } | Step::Sysctl { .. } => return None,
+            Step::DetachPrograms { .. } | Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => return None,
             Step::Vrf { .. } => Stage::Vrf,
             Step::Link { .. } | Step::AltName { .. } => Stage::Link,
             Step::Address { .. } if up => Stage::LateAddresses,
@@ -63,6 +63,7 @@ fn staged(steps: &[Step]) -> impl Iterator<Item = (Stage, &Step)> {
 /// Carries out every step but the moves.
 pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadline: Instant) -> Result<(), StepFailure> {
     write_sysctls(netns, jobs)?;
+    settings::change(netns, jobs, deadline)?;
     let mut work: Vec<(usize, Stage, &Step)> = jobs
         .iter()
         .enumerate()
@@ -93,7 +94,7 @@ pub(super) fn run(netns: &Netns, socket: &mut RouteSocket, jobs: &[Job], deadlin
 fn requests(job: &Job, step: &Step) -> Vec<Request> {
     let index = job.index;
     let one = match step.clone().by_link(index) {
-        Step::Move { .. } | Step::Sysctl { .. } => return Vec::new(),
+        Step::DetachPrograms { .. } | Step::Move { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => return Vec::new(),
         Step::Vrf { name, table } => return job.vrf.map(|place| vrf::requests(index, &name, table, place)).unwrap_or_default(),
         Step::Link { settings } => link::set_request(index, &settings),
         // The kernel may have brought the link back from an earlier sandbox with it.

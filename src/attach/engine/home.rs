@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::{Engine, KernelError, Pace, Released, locate, look_deadline, vrf};
+use super::{Engine, KernelError, Pace, Released, kept, locate, look_deadline, vrf};
 use crate::attach::Step;
 use crate::attach::plan::Undo;
 use crate::crash;
 use crate::ledger::DeviceRecord;
-use crate::netdev::{Link, Route, Rule, link, moves, route, rule};
+use crate::netdev::{Link, Route, Rule, bpf, link, moves, route, rule};
 use crate::netlink::RouteSocket;
 use crate::netns::Netns;
 
@@ -21,6 +21,7 @@ impl Engine {
     pub(super) fn move_back(&self, netns: &Netns, devices: &[&DeviceRecord], stay: &[Leftover], pace: Pace) -> Vec<Released> {
         match self.both_sides(netns) {
             Ok((mut pod, inside, outside)) => {
+                drop_programs(netns, devices, &inside);
                 delete_leftovers(&mut pod, devices, stay);
                 crash::point("release: rules deleted");
                 let mut home = Home::new(&outside);
@@ -170,6 +171,30 @@ pub(super) fn remove_alt_names(socket: &mut RouteSocket, device: &DeviceRecord, 
     let requests = there.map(|name| link::alt_name_request(link.index, &name, false)).collect();
     // One that stays is told of when the host state is restored.
     drop(socket.pipeline(requests, look_deadline()));
+}
+
+/// eBPF that the pod attached to its links would go with them: it is taken off. What the host has there stays.
+fn drop_programs(netns: &Netns, devices: &[&DeviceRecord], inside: &[Link]) {
+    let work = || {
+        let mut pod = RouteSocket::open()?;
+        for device in devices {
+            let index = device.attachment.as_ref().map_or(0, |attachment| attachment.index);
+            let Some(link) = locate::find(device, index, inside) else { continue };
+            let known = if kept::takes_off(device) { &[][..] } else { &device.host.programs.attached };
+            for (program, result) in bpf::take_off_others(&mut pod, link, known, look_deadline()) {
+                match result {
+                    Ok(()) => tracing::info!(device = %device.device, %program, "the pod attached it; it is taken off"),
+                    Err(error) => {
+                        tracing::warn!(device = %device.device, %program, %error, "the pod attached it, and it stays on the link")
+                    }
+                }
+            }
+        }
+        Ok::<_, KernelError>(())
+    };
+    if let Err(error) = netns.run(work).map_err(KernelError::from).and_then(|result| result) {
+        tracing::warn!(%error, "eBPF that the pod may have attached could not be looked for");
+    }
 }
 
 fn delete_leftovers(pod: &mut RouteSocket, devices: &[&DeviceRecord], stay: &[Leftover]) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Engine, KernelError, LOCK_LIMIT, Observed, jobs, locate, look_deadline, micros_since, now_unix_ms};
+use super::{Engine, KernelError, LOCK_LIMIT, Observed, jobs, kept, locate, look_deadline, micros_since, now_unix_ms};
 use crate::attach::plan::{self, PlanError};
 use crate::crash;
 use crate::dra::resolve::{ResolvedClaim, ResolvedDevice};
@@ -13,7 +13,7 @@ use crate::inventory::policy::why_needed;
 use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, Durability, LedgerError, Phase, PodRef, StepTime};
 use crate::names::{DeviceName, PodLinkName};
 use crate::netdev::host_state::Snapshot;
-use crate::netdev::{Link, link, uplink};
+use crate::netdev::{Link, bpf, link, uplink};
 use crate::netlink::{NetlinkError, RouteSocket};
 
 /// A claim can't be prepared. Nothing was changed, or it was put back.
@@ -250,12 +250,13 @@ impl Engine {
                 });
             }
             let host = self.host.run(|| snapshot.host_state(index)).map_err(|e| kernel("reading sysctls", e.into()))?;
-            let host = host.ok_or_else(|| went_away(&wanted.device))?;
+            let mut host = host.ok_or_else(|| went_away(&wanted.device))?;
             let plan = plan::plan(&wanted.config, &host).map_err(|source| PrepareReason::Plan {
                 request: wanted.request.clone(),
                 device: wanted.device.clone(),
                 source,
             })?;
+            host.ethtool = host.ethtool.without_fixed();
             if let Some(other) = names.insert(plan.pod_link.clone(), wanted.device.clone()) {
                 return Err(PrepareReason::NameTwice { device: wanted.device.clone(), other, name: plan.pod_link });
             }
@@ -288,19 +289,33 @@ impl Engine {
     /// RTNL, which the sandbox hook has not.
     fn take_down(&self, record: &Arc<ClaimRecord>) -> Result<Arc<ClaimRecord>, (String, KernelError)> {
         let mut socket = self.host_socket().map_err(|e| ("opening a netlink socket".to_owned(), e))?;
+        self.kept.keep(record).map_err(|e| ("keeping eBPF programs".to_owned(), e.into()))?;
         let mut times = Vec::new();
         for device in record.devices.iter().filter(|d| d.attachment.is_none()) {
             let failed = |e: NetlinkError| (format!("taking {} ({}) down", device.device, device.host.name), e.into());
             let start = Instant::now();
             // One that is not there fails in the sandbox, by name.
             let found = jobs::on_host(&mut socket, device).map_err(failed)?;
-            if let Some(link) = found.filter(Link::is_up) {
+            if let Some(link) = found.as_ref().filter(|link| link.is_up()) {
                 link::set_up(&mut socket, link.index, false, look_deadline()).map_err(failed)?;
                 times.push((device.device.clone(), micros_since(start)));
                 crash::point("prepare: link down");
             }
+            if let Some(link) = found.filter(|_| kept::takes_off(device)) {
+                let failed = |e| (format!("taking eBPF programs off {} ({})", device.device, device.host.name), e);
+                self.take_off(record, device, &link).map_err(failed)?;
+            }
         }
         self.note_down(record, &times).map_err(|e| ("writing the ledger".to_owned(), e.into()))
+    }
+
+    /// Takes the host's programs off a link on the host.
+    fn take_off(&self, record: &ClaimRecord, device: &DeviceRecord, link: &Link) -> Result<(), KernelError> {
+        let kept = self.kept.of(&record.claim.uid);
+        let open = |id: u32| kept.get(&id).map(|program| &**program);
+        let work =
+            || bpf::take_off(&mut RouteSocket::open()?, link, &device.host.programs, open, look_deadline()).map_err(Into::into);
+        self.host.run(work)?
     }
 
     fn note_down(&self, record: &Arc<ClaimRecord>, times: &[(DeviceName, u64)]) -> Result<Arc<ClaimRecord>, LedgerError> {
@@ -324,12 +339,15 @@ impl Engine {
             tracing::warn!(claim = %record.claim, %error, "the record of a failed prepare stays");
         } else if let Err(error) = self.ledger.remove(&record.claim.uid) {
             tracing::warn!(claim = %record.claim, %error, "the record of a failed prepare stays; unprepare will remove it");
+        } else {
+            self.kept.let_go(&record.claim.uid);
         }
     }
 
     /// Drops a record and its reservations.
     pub(super) fn forget(&self, record: &ClaimRecord) -> Result<(), KernelError> {
         self.ledger.remove(&record.claim.uid)?;
+        self.kept.let_go(&record.claim.uid);
         self.unreserve(&record.claim.uid);
         Ok(())
     }

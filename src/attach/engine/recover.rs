@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::kept::Kept;
 use super::{Engine, KernelError, locate, look_deadline};
 use crate::ledger::{Attachment, ClaimRecord, DeviceRecord, Phase};
 use crate::names::{PodUid, SandboxId};
@@ -24,14 +25,22 @@ pub struct Reconciled {
 }
 
 impl Engine {
-    /// At start, before anything else: opens the namespaces of attached devices again, so that they are pinned, and notes what is
-    /// on the host although it is recorded as in a sandbox: that gets its name back. Nothing is moved. Attachments of before a reboot
-    /// are void: nothing of them exists.
+    /// At start, before anything else: opens the namespaces of attached devices again, so that they are pinned, and the programs of
+    /// lent links; notes what is on the host although it is recorded as in a sandbox: that gets its name back. Nothing is moved.
+    /// Attachments of before a reboot are void: nothing of them exists.
     pub fn recover(&self) {
-        for record in self.ledger.all() {
+        let records = self.ledger.all();
+        self.kept
+            .tidy(|name| records.iter().any(|record| record.boot_id == self.boot_id && Kept::name(&record.claim.uid) == name));
+        for record in records {
             if record.boot_id != self.boot_id {
                 tracing::info!(claim = %record.claim, "prepared before a reboot; it counts again when the kubelet prepares it");
-            } else if let Err(error) = self.recover_claim(&record) {
+                continue;
+            }
+            if let Err(error) = self.kept.keep(&record) {
+                tracing::warn!(claim = %record.claim, %error, "a program of the host's is lost; it can't be given back");
+            }
+            if let Err(error) = self.recover_claim(&record) {
                 tracing::warn!(claim = %record.claim, %error, "its devices could not be looked for; the record stays as it is");
             }
         }

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::home::remove_alt_names;
+use super::kept::{self, Open};
 use super::{Engine, KernelError, Observed, locate, look_deadline, micros_since};
 use crate::config::Restore;
 use crate::crash;
 use crate::inventory::HardwareId;
 use crate::ledger::{ClaimRecord, DeviceRecord};
 use crate::names::DeviceName;
-use crate::netdev::{Link, host_state, link};
+use crate::netdev::{Link, bpf, host_state, link};
 use crate::netlink::RouteSocket;
 
 /// The kernel returns the hardware of a namespace that ended some time later, when it cleans up: it is waited for so long.
@@ -25,7 +26,11 @@ impl Engine {
     /// # Errors
     /// When the host could not be looked at, or did not answer in time: then the record must stay.
     pub(super) fn restore_devices(&self, record: &Arc<ClaimRecord>) -> Result<(), String> {
-        let restored = self.host.run(|| restore_here(record)).map_err(KernelError::from).and_then(|result| result);
+        let restored = self
+            .host
+            .run(|| restore_here(record, &self.kept.of(&record.claim.uid)))
+            .map_err(KernelError::from)
+            .and_then(|result| result);
         let failed = restored.map_err(|error| format!("the host state could not be restored: {error}"))?;
         for (device, failed) in failed {
             self.observe(record, Observed::Restored(device, failed));
@@ -38,7 +43,7 @@ impl Engine {
 type Failed = (DeviceName, Vec<(String, String)>);
 
 /// On a thread in the host's namespace.
-fn restore_here(record: &ClaimRecord) -> Result<Vec<Failed>, KernelError> {
+fn restore_here(record: &ClaimRecord, kept: &Open) -> Result<Vec<Failed>, KernelError> {
     let mut socket = RouteSocket::open()?;
     let mut failed = Vec::new();
     let mut late = None;
@@ -55,7 +60,9 @@ fn restore_here(record: &ClaimRecord) -> Result<Vec<Failed>, KernelError> {
         remove_alt_names(&mut socket, device, &found);
         let minimal = (device.plan.restore == Restore::Minimal).then(|| device.host.of_link_only());
         let state = minimal.as_ref().unwrap_or(&device.host);
-        let report = host_state::restore(&mut socket, found.index, state, deadline);
+        let mut report = host_state::restore(&mut socket, found.index, state, deadline);
+        let open = |id: u32| kept.get(&id).map(|program| &**program);
+        bpf::give_back(&mut socket, found.index, &state.programs, kept::takes_off(device), open, deadline, &mut report);
         for (what, why) in &report.failed {
             tracing::warn!(claim = %record.claim, device = %device.device, link = %device.host.name, what, why, "not restored");
         }

@@ -3,12 +3,18 @@
 use serde::{Deserialize, Serialize};
 
 use crate::names::PodLinkName;
+use crate::netdev::ethtool::Change;
 use crate::netdev::{Address, LinkAddress, LinkSettings, Neighbour, Route, Rule};
 
 /// One step inside (or into) the pod's namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "camelCase")]
 pub enum Step {
+    /// Take the host's eBPF programs off the link. Prepare does that, when the link is down and still on the host.
+    DetachPrograms {
+        /// Which, in words.
+        programs: Vec<String>,
+    },
     /// Move the link into the pod under this name.
     Move {
         /// Name in the pod.
@@ -45,6 +51,11 @@ pub enum Step {
         #[serde(default)]
         may_lack: bool,
     },
+    /// Change settings of `ethtool`. Before the link goes up: a driver may restart a device that is up.
+    Ethtool {
+        /// What to change, in one request.
+        change: Change,
+    },
     /// Set the link up.
     Up,
     /// Add an address.
@@ -77,6 +88,9 @@ pub enum Step {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "undo", rename_all = "camelCase")]
 pub enum Undo {
+    /// Attach the programs again, once the link is on the host: those that are attached directly, and those whose link is held by a file,
+    /// by a new link in that file.
+    AttachPrograms,
     /// Move the link back to the host under its host name; what hung on the link in the pod goes with that.
     MoveBack,
     /// Nothing: moving the link back undoes it.
@@ -91,6 +105,8 @@ pub enum Undo {
         /// Name of the VRF.
         name: PodLinkName,
     },
+    /// Moving the link back does not undo it: the host state is restored afterwards ([`crate::netdev::host_state::restore`]).
+    Restore,
     /// Delete the policy rule, which would stay in the pod.
     DeleteRule {
         /// The rule.
@@ -103,14 +119,39 @@ pub enum Undo {
     },
 }
 
+impl Undo {
+    /// This undo in words.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match self {
+            Self::RemoveAltName { name } => format!("taking altname {name} away"),
+            Self::LeaveVrf { name } => format!("deleting VRF {name} when the last link has left it, if it was made for this pod"),
+            Self::AttachPrograms => "attaching its eBPF programs again, once it is on the host".to_owned(),
+            Self::Restore => "nothing in the pod: it is set back on the host, with the rest of its state".to_owned(),
+            Self::MoveBack => "moving it back to the host, under its name there".to_owned(),
+            Self::WithMove => "nothing: it goes when the link is moved back".to_owned(),
+            Self::DeleteRule { rule } => format!("deleting rule{} of the pod", rule_words(rule)),
+            Self::DeleteRoute { route } => format!("deleting route {} of the pod in table {}", route.destination, route.table),
+        }
+    }
+}
+
+fn rule_words(rule: &Rule) -> String {
+    let from = rule.source.map(|s| format!(" from {s}")).unwrap_or_default();
+    let to = rule.destination.map(|d| format!(" to {d}")).unwrap_or_default();
+    format!("{from}{to} lookup {}", rule.table)
+}
+
 impl Step {
     /// What undoes this step.
     #[must_use]
     pub fn undo(&self) -> Undo {
         match self {
+            Self::DetachPrograms { .. } => Undo::AttachPrograms,
             Self::Move { .. } => Undo::MoveBack,
             Self::Vrf { name, .. } => Undo::LeaveVrf { name: name.clone() },
             Self::AltName { name } => Undo::RemoveAltName { name: name.clone() },
+            Self::Ethtool { .. } => Undo::Restore,
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
             Self::Route { route, .. } if route.is_dead_end() => Undo::DeleteRoute { route: route.clone() },
             _ => Undo::WithMove,
@@ -130,11 +171,13 @@ impl Step {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
+            Self::DetachPrograms { .. } => "detachPrograms",
             Self::Move { .. } => "move",
             Self::Vrf { .. } => "vrf",
             Self::Link { .. } => "link",
             Self::AltName { .. } => "altname",
             Self::Sysctl { .. } => "sysctl",
+            Self::Ethtool { .. } => "ethtool",
             Self::Up => "up",
             Self::Address { .. } => "address",
             Self::Neighbour { .. } => "neighbour",
@@ -147,11 +190,17 @@ impl Step {
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
-            Self::Move { name, .. } => format!("moving it into the pod as {name}"),
+            Self::DetachPrograms { programs } => format!("taking off its eBPF programs: {}", programs.join("; ")),
+            Self::Move { name, mtu, address } => {
+                let mtu = mtu.map(|mtu| format!(", with an MTU of {mtu} bytes")).unwrap_or_default();
+                let address = address.as_ref().map(|address| format!(", with address {address}")).unwrap_or_default();
+                format!("moving it into the pod as {name}{mtu}{address}")
+            }
             Self::Vrf { name, table } => format!("enslaving it to VRF {name} of table {table}"),
             Self::Link { settings } => format!("setting {}", settings.words().join(", ")),
             Self::AltName { name } => format!("adding altname {name}"),
             Self::Sysctl { key, value, .. } => format!("setting sysctl {key} to {value}"),
+            Self::Ethtool { change } => format!("setting {change}"),
             Self::Up => "setting it up".to_owned(),
             Self::Address { address } => format!("adding address {}/{}", address.ip, address.prefix_len),
             Self::Neighbour { neighbour } => format!("adding neighbour {}", neighbour.ip),
@@ -160,11 +209,7 @@ impl Step {
                 let metric = route.metric.map(|m| format!(" metric {m}")).unwrap_or_default();
                 format!("adding route {}{via}{metric} in table {}", route.destination, route.table)
             }
-            Self::Rule { rule } => {
-                let from = rule.source.map(|s| format!(" from {s}")).unwrap_or_default();
-                let to = rule.destination.map(|d| format!(" to {d}")).unwrap_or_default();
-                format!("adding rule{from}{to} lookup {}", rule.table)
-            }
+            Self::Rule { rule } => format!("adding rule{}", rule_words(rule)),
         }
     }
 }

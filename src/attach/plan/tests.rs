@@ -8,11 +8,12 @@ use std::net::IpAddr;
 use super::*;
 use crate::config;
 use crate::netdev::address::{IFA_F_NODAD, IFA_F_PERMANENT, IFA_F_TENTATIVE, SCOPE_LINK};
-use crate::netdev::{Neighbour, NextHop, PacketSizes, Rule};
+use crate::netdev::bpf::Programs;
+use crate::netdev::{Ethtool, Neighbour, NextHop, PacketSizes, Rule};
 use ipnet::IpNet;
 
 /// A NIC of the host with one IPv4 and one IPv6 address.
-fn host() -> HostState {
+pub(super) fn host() -> HostState {
     HostState {
         index: 7,
         name: "enp1s0".into(),
@@ -34,6 +35,8 @@ fn host() -> HostState {
         neighbours: vec![],
         sysctls: BTreeMap::new(),
         qdiscs: vec![],
+        ethtool: Ethtool::default(),
+        programs: Programs::default(),
     }
 }
 
@@ -412,4 +415,22 @@ fn a_plan_survives_being_written_down() {
     let plan = planned(r#"{"interface": {"mtu": 1400, "hardwareAddr": "02:00:00:00:00:05"}}"#, &host);
     let text = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
+}
+
+#[test]
+fn programs_come_off_only_where_that_is_asked_for() {
+    let on = |programs| HostState { programs, ..host() };
+    let record = r#"{"attached": [{"place": "xdpNative", "program": {"id": 3, "name": "x"}, "holder": "direct"}]}"#;
+    let programs: Programs = serde_json::from_str(record).unwrap();
+    let off = config::parse(r#"{"interface": {"disableEbpfPrograms": true}}"#).unwrap();
+    let step = Step::DetachPrograms { programs: vec!["xdp x (program 3)".into()] };
+    let made = plan(&off, &on(programs.clone())).unwrap();
+    assert_eq!((&made.steps[0], made.steps[0].undo()), (&step, Undo::AttachPrograms));
+    assert!(made.steps[0].describe().contains("xdp x (program 3)"));
+    let has_step = |plan: Plan| plan.steps.iter().any(|step| step.kind() == "detachPrograms");
+    assert!(!has_step(plan(&NetworkConfig::default(), &on(programs)).unwrap()));
+    assert!(!has_step(plan(&off, &host()).unwrap()), "there is nothing to take off");
+    let unread = Programs { unread: Some("no right".into()), ..Programs::default() };
+    assert_eq!(plan(&off, &on(unread.clone())), Err(PlanError::Programs { why: "no right".into() }));
+    assert!(plan(&NetworkConfig::default(), &on(unread)).is_ok());
 }

@@ -1,9 +1,10 @@
 //! `interface.macvlan`, `ipvlan` and `vlan`: links that are made in the pod on top of a device that stays on the host.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// `interface.macvlan`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct MacvlanConfig {
     /// `bridge` when absent.
@@ -12,7 +13,7 @@ pub struct MacvlanConfig {
 }
 
 /// `MACVLAN_MODE_*`, `linux/if_link.h`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MacvlanMode {
     /// Links on one device reach each other.
@@ -29,7 +30,7 @@ pub enum MacvlanMode {
 }
 
 /// `interface.ipvlan`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct IpvlanConfig {
     /// `l2` when absent.
@@ -41,7 +42,7 @@ pub struct IpvlanConfig {
 }
 
 /// `IPVLAN_MODE_*`, `linux/if_link.h`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IpvlanMode {
     /// Switched.
@@ -54,7 +55,7 @@ pub enum IpvlanMode {
 }
 
 /// `IPVLAN_F_*`, `linux/if_link.h`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IpvlanFlag {
     /// Links on one device reach each other.
@@ -67,11 +68,12 @@ pub enum IpvlanFlag {
 }
 
 /// `interface.vlan`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct VlanConfig {
     /// Required; 1 to 4094.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4094))]
     pub id: Option<u16>,
     /// `802.1Q` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,7 +81,7 @@ pub struct VlanConfig {
 }
 
 /// Tag protocol.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VlanProtocol {
     /// 0x8100.

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// `ethtool`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct EthtoolConfig {
     /// Feature name → on or off.
@@ -29,7 +30,7 @@ pub struct EthtoolConfig {
 }
 
 /// `ethtool.rings`: descriptors (`ETHTOOL_A_RINGS_*`, `linux/ethtool_netlink.h`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct RingsConfig {
     /// Receive.
@@ -47,7 +48,7 @@ pub struct RingsConfig {
 }
 
 /// `ethtool.channels` (`ETHTOOL_A_CHANNELS_*`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct ChannelsConfig {
     /// Receive only.
@@ -65,7 +66,7 @@ pub struct ChannelsConfig {
 }
 
 /// `ethtool.coalesce` (`ETHTOOL_A_COALESCE_*`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct CoalesceConfig {
     /// Microseconds to wait after a received frame.
@@ -89,7 +90,7 @@ pub struct CoalesceConfig {
 }
 
 /// `ethtool.pause` (`ETHTOOL_A_PAUSE_*`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct PauseConfig {
     /// Agreed with the other end.

@@ -1,9 +1,10 @@
 //! What comes along from the host, what is given back, and IPv6 on the link.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// `hostState`: which of what the link has on the host comes along into the pod.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct HostStateConfig {
     /// Addresses; never when `interface.addresses` or `dhcp` is set.
@@ -50,7 +51,7 @@ impl super::NetworkConfig {
 }
 
 /// One of `hostState`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Take {
     /// It comes along.
@@ -61,7 +62,7 @@ pub enum Take {
 }
 
 /// `restore`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Restore {
     /// Everything that was on the host.
@@ -72,7 +73,7 @@ pub enum Restore {
 }
 
 /// `interface.ipv6`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Ipv6Config {
     /// `disable_ipv6`, the other way round.
@@ -80,6 +81,7 @@ pub struct Ipv6Config {
     pub enabled: Option<bool>,
     /// `accept_ra`: 0 no, 1 yes unless forwarding, 2 yes.
     #[serde(default, rename = "acceptRA", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 2))]
     pub accept_ra: Option<u32>,
     /// `addr_gen_mode`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,7 +92,7 @@ pub struct Ipv6Config {
 }
 
 /// How the kernel makes link-local addresses (`IN6_ADDR_GEN_MODE_*`, `linux/if_link.h`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AddrGenMode {
     /// From the link-layer address.

@@ -3,22 +3,26 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::netdev::LinkAddress;
 
 /// One of `routes`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct RouteConfig {
     /// Required.
     #[serde(default, deserialize_with = "crate::config::text::prefix", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", regex(pattern = crate::config::text::PREFIX))]
     pub destination: Option<IpNet>,
     /// Required unless `scope` is 253 (link).
     #[serde(default, deserialize_with = "crate::config::text::ip", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", regex(pattern = crate::config::text::IP))]
     pub gateway: Option<IpAddr>,
     /// Preferred source address.
     #[serde(default, deserialize_with = "crate::config::text::ip", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", regex(pattern = crate::config::text::IP))]
     pub source: Option<IpAddr>,
     /// 0 (universe) or 253 (link).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -37,14 +41,16 @@ pub struct RouteConfig {
     pub onlink: Option<bool>,
     /// `RTAX_MTU`, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 68, max = 65520))]
     pub mtu: Option<u32>,
     /// `RTAX_ADVMSS`, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65495))]
     pub advmss: Option<u32>,
 }
 
 /// `routes[].type`: what becomes of packets (`RTN_*`, `linux/rtnetlink.h`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RouteKind {
     /// They go by the link.
@@ -61,17 +67,20 @@ pub enum RouteKind {
 }
 
 /// One of `rules`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct RuleConfig {
     /// 0 to 32767; absent lets the kernel choose one before the main table's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 32767))]
     pub priority: Option<u32>,
     /// Packets from here.
     #[serde(default, deserialize_with = "crate::config::text::prefix", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", regex(pattern = crate::config::text::PREFIX))]
     pub source: Option<IpNet>,
     /// Packets to here.
     #[serde(default, deserialize_with = "crate::config::text::prefix", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", regex(pattern = crate::config::text::PREFIX))]
     pub destination: Option<IpNet>,
     /// The table to look in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -97,13 +106,15 @@ pub struct RuleConfig {
 }
 
 /// One of `neighbors`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct NeighborConfig {
     /// Required.
     #[serde(default, deserialize_with = "crate::config::text::ip", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", regex(pattern = crate::config::text::IP))]
     pub destination: Option<IpAddr>,
     /// Required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", regex(pattern = crate::config::text::LINK_ADDRESS))]
     pub hardware_addr: Option<LinkAddress>,
 }

@@ -1,25 +1,29 @@
 //! `vf`: what the physical function sets for a virtual one.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::VlanProtocol;
 use crate::netdev::LinkAddress;
 
 /// `vf` (`IFLA_VF_*`, `linux/if_link.h`).
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct VfConfig {
     /// VLAN that its frames get; 0 to 4094, 0 none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 4094))]
     pub vlan: Option<u16>,
     /// Priority in that tag, 0 to 7.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 7))]
     pub qos: Option<u8>,
     /// Protocol of that tag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proto: Option<VlanProtocol>,
     /// Link-layer address; `interface.hardwareAddr` sets the one in the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", regex(pattern = crate::config::text::LINK_ADDRESS))]
     pub mac: Option<LinkAddress>,
     /// Frames with another source address are dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -39,7 +43,7 @@ pub struct VfConfig {
 }
 
 /// `IFLA_VF_LINK_STATE_*`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkState {
     /// As the physical function's.

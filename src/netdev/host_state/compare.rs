@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt::Display;
 
 use super::super::address::{FOREVER, IFA_F_DEPRECATED, IFA_F_OPTIMISTIC, IFA_F_TENTATIVE};
-use super::super::{Address, LinkAddress, Route};
+use super::super::bpf::Programs;
+use super::super::{Address, LinkAddress, Route, ethtool};
 use super::{Difference, FLAGS, HostState};
 
 /// Every difference between two host states of one link. Its index, the tentative flag and the running-down of life times are
@@ -28,7 +29,26 @@ pub fn compare(before: &HostState, after: &HostState) -> Vec<Difference> {
     let qdisc =
         |state: &HostState| state.qdiscs.iter().map(|q| (format!("qdisc {:x}", q.parent), q.to_string())).collect::<Vec<_>>();
     lists(qdisc(before), qdisc(after), &mut found);
+    let settings = ethtool::differences(&before.ethtool, &after.ethtool).into_iter();
+    found.extend(settings.map(|s| Difference { what: s.what, before: s.before, after: s.after }));
+    programs(&before.programs, &after.programs, &mut found);
     found
+}
+
+/// By what they are and where: a program that was attached again by a new link in the same file is as it was.
+fn programs(before: &Programs, after: &Programs, found: &mut Vec<Difference>) {
+    let filters = |programs: &Programs| programs.filters.iter().map(|f| ("filter".to_owned(), f.to_string())).collect::<Vec<_>>();
+    lists(filters(before), filters(after), found);
+    let others = |programs: &Programs| programs.others.iter().map(|o| ("filter".to_owned(), o.clone())).collect::<Vec<_>>();
+    lists(others(before), others(after), found);
+    let attached =
+        |programs: &Programs| programs.attached.iter().map(|a| (a.place.to_string(), a.to_string())).collect::<Vec<_>>();
+    lists(attached(before), attached(after), found);
+    let order = |these: &Programs, others: &Programs| {
+        let both = these.attached.iter().filter(|this| others.attached.iter().any(|other| other.is_like(this)));
+        both.map(|a| format!("{} {}", a.place, a.program)).collect::<Vec<_>>().join(", ")
+    };
+    note(found, "program order", order(before, after), order(after, before));
 }
 
 fn note(found: &mut Vec<Difference>, what: impl Into<String>, before: String, after: String) {

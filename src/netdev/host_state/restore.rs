@@ -18,8 +18,8 @@ use crate::netlink::{NetlinkError, Request, RouteSocket};
 const IFLA_IFALIAS: u16 = 20;
 
 /// Puts the link with `index`, which is on the host already, back to `state`: name first, then altnames, MTU, MAC, flags,
-/// master, sysctls, queueing, up or down, addresses, neighbours, routes. Goes on after a failure; doing it twice changes nothing.
-/// Call it on a thread in the host's namespace.
+/// master, sysctls, `ethtool` settings, queueing, up or down, addresses, neighbours, routes. Goes on after a failure; doing it
+/// twice changes nothing. Call it on a thread in the host's namespace.
 ///
 /// It waits for IPv6 duplicate address detection (up to 3 s) only where a route names such an address as its source. Rules
 /// stayed on the host and are left alone.
@@ -90,6 +90,8 @@ impl Restorer<'_> {
         crash::point("restore: master");
         self.sysctls();
         crash::point("restore: sysctls");
+        self.ethtool();
+        crash::point("restore: ethtool");
         self.qdiscs();
         self.admin_state();
         crash::point("restore: admin state");

@@ -1,6 +1,6 @@
 //! A host state comes back from a file. What in it no kernel ever said is left out and reported, before it becomes a message.
 
-use super::super::{NextHop, Route, raw};
+use super::super::{NextHop, Route, ethtool, raw};
 use super::{HostState, RestoreReport};
 
 /// `IFNAMSIZ` - 1, `linux/if.h`: longest name and label, bytes.
@@ -33,6 +33,11 @@ pub(super) fn sound(state: &HostState, report: &mut RestoreReport) -> HostState 
         .retain(|address| keep(format!("address {}", address.ip), address.label.as_ref().is_none_or(|label| fits(label, NAME))));
     sound.routes.retain(|route| keep(format!("route {}", route.destination), is_sound(route)));
     sound.qdiscs.retain(|q| keep(format!("qdisc {:x}", q.handle), fits(&q.kind, NAME) && raw::is_valid(&q.options)));
+    let (settings, bad) = ethtool::sound(&sound.ethtool);
+    sound.ethtool = settings;
+    bad.into_iter().for_each(|what| {
+        keep(what, false);
+    });
     sound
 }
 

@@ -1,4 +1,6 @@
 use super::super::address::{FOREVER, IFA_F_DADFAILED};
+use super::super::bpf::{Attached, Holder, Place, Program, Xdp};
+use super::super::ethtool::{Group, Numbers};
 use super::super::{Link, NextHop};
 use super::*;
 
@@ -39,7 +41,34 @@ fn state() -> HostState {
         neighbours: vec![Neighbour::permanent(ip("10.0.0.9"), "02:00:00:00:00:09".parse().unwrap())],
         sysctls: [("ipv4/conf/rp_filter".to_owned(), "2".to_owned())].into(),
         qdiscs: vec![Qdisc { parent: u32::MAX, handle: 0x8001_0000, kind: "pfifo".into(), options: String::new() }],
+        ethtool: Ethtool::default(),
+        programs: programs(),
     }
+}
+
+fn programs() -> Programs {
+    let program = |id: u32| Program { id, name: format!("p{id}"), tag: String::new() };
+    let attached = |place, id| Attached { place, program: program(id), holder: Holder::Direct };
+    let filter = r#"{"parent": 4294967282, "priority": 1, "protocol": 3, "handle": 1, "program": {"id": 4}}"#;
+    Programs {
+        attached: vec![attached(Place::TcxIngress, 1), attached(Place::TcxIngress, 2), attached(Place::XdpNative, 3)],
+        filters: vec![serde_json::from_str(filter).unwrap()],
+        others: vec!["filter u32 ingress pref 1".into()],
+        unread: None,
+    }
+}
+
+/// Another link in the same file is the same to everybody.
+#[test]
+fn a_link_that_was_made_anew_is_no_difference() {
+    let by = |id, pin: &str| {
+        let mut state = state();
+        state.programs.attached[0].holder = Holder::Link { id, pins: vec![pin.into()] };
+        state
+    };
+    assert_eq!(compare(&by(5, "/sys/fs/bpf/a"), &by(6, "/sys/fs/bpf/a")), []);
+    assert_eq!(compare(&by(5, "/sys/fs/bpf/a"), &by(5, "/sys/fs/bpf/b")).len(), 1);
+    assert_eq!(compare(&by(5, "/sys/fs/bpf/a"), &state()).len(), 1);
 }
 
 /// One change of a host state.
@@ -56,7 +85,7 @@ fn another_index_is_also_that_of_its_next_hops() {
 
 #[test]
 fn each_change_is_one_difference() {
-    let changes: [(&str, Change); 31] = [
+    let changes: [(&str, Change); 37] = [
         ("gsoMaxSize", |s| s.sizes.gso = Some(1)),
         ("groMaxSize", |s| s.sizes.gro = Some(1)),
         ("gsoIPv4MaxSize", |s| s.sizes.gso_ipv4 = Some(1)),
@@ -88,6 +117,12 @@ fn each_change_is_one_difference() {
         ("neighbour 10.0.0.9", |s| s.neighbours[0].flags = 0x80),
         ("sysctl ipv4/conf/rp_filter", |s| s.sysctls.clear()),
         ("qdisc ffffffff", |s| s.qdiscs[0].kind = "fq".into()),
+        ("filter", |s| drop(s.programs.filters.pop())),
+        ("filter", |s| s.programs.filters[0].priority = 9),
+        ("filter", |s| s.programs.others.clear()),
+        ("tcx ingress", |s| drop(s.programs.attached.remove(0))),
+        ("xdp", |s| drop(s.programs.attached.pop())),
+        ("program order", |s| s.programs.attached.swap(0, 1)),
     ];
     assert_eq!(compare(&state(), &state()), []);
     for (what, change) in changes {
@@ -196,6 +231,7 @@ fn link(index: u32, name: &str) -> Link {
         tso_max_size: None,
         vrf_table: None,
         phys_port_name: None,
+        xdp: Xdp::default(),
     }
 }
 
@@ -227,4 +263,20 @@ fn rules_of_its_tables_and_its_name() {
     assert_eq!((found.master.as_deref(), found.alias), (Some("no-such-master"), None));
     assert_eq!(found.flags, recorded_flags(u32::MAX));
     assert!(snapshot.host_state(3).is_none());
+}
+
+#[test]
+fn ethtool_settings_are_compared_and_an_earlier_record_has_none() {
+    let with = |rx: u32| {
+        let rings = Numbers { now: [("rx".to_owned(), rx)].into(), ..Numbers::default() };
+        HostState { ethtool: Ethtool { features: None, numbers: [(Group::Rings, rings)].into() }, ..state() }
+    };
+    let found = compare(&with(512), &with(256));
+    let wanted = Difference { what: "ethtool rings rx".into(), before: "512".into(), after: "256".into() };
+    assert_eq!(found, [wanted]);
+    assert_eq!(compare(&state(), &with(256)), []);
+    let written = serde_json::to_value(with(512)).unwrap();
+    assert_eq!(written["ethtool"], serde_json::json!({"numbers": {"rings": {"now": {"rx": 512}}}}));
+    assert_eq!(serde_json::from_value::<HostState>(written).unwrap(), with(512));
+    assert!(serde_json::to_value(state()).unwrap().get("ethtool").is_none());
 }

@@ -1,6 +1,7 @@
 //! The kernel's bytes as a [`Link`]. Read here and not by the packet crate, because there one attribute of unknown shape, or a
 //! name that is not UTF-8, costs the whole link (any bytes but `/`, NUL and blanks are a legal name), and unknown `ARPHRD_*` are lost.
 
+use super::super::bpf::{IFLA_XDP, Xdp};
 use super::{Link, LinkAddress, ParentDevice};
 use crate::netlink::decode::{attributes, find, read_u16, read_u32, text};
 
@@ -78,6 +79,7 @@ fn take(link: &mut Link, kind: u16, value: &[u8]) {
         IFLA_GSO_IPV4_MAX_SIZE => link.sizes.gso_ipv4 = read_u32(value, 0),
         IFLA_GRO_IPV4_MAX_SIZE => link.sizes.gro_ipv4 = read_u32(value, 0),
         IFLA_TSO_MAX_SIZE => link.tso_max_size = read_u32(value, 0),
+        IFLA_XDP => link.xdp = Xdp::parse(value),
         IFLA_PROP_LIST => {
             link.alt_names = attributes(value).filter(|(kind, _)| *kind == IFLA_ALT_IFNAME).map(|(_, name)| text(name)).collect();
         }
@@ -161,6 +163,8 @@ mod tests {
             attribute(IFLA_PARENT_DEV_BUS_NAME, b"pci\0"),
             attribute(IFLA_LINKINFO | nested, &attribute(IFLA_INFO_KIND, b"ipoib\0")),
             attribute(IFLA_PROP_LIST | nested, &props),
+            // IFLA_XDP_DRV_PROG_ID.
+            attribute(IFLA_XDP | nested, &attribute(5, &9u32.to_ne_bytes())),
         ]);
         let want = Link {
             index: 7,
@@ -186,6 +190,7 @@ mod tests {
             tso_max_size: Some(5),
             vrf_table: None,
             phys_port_name: Some("p0".into()),
+            xdp: Xdp { native: Some(9), ..Xdp::default() },
         };
         assert_eq!(parse(&bytes), Some(want));
     }

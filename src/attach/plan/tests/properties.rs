@@ -85,8 +85,9 @@ fn any_config() -> impl Strategy<Value = NetworkConfig> {
 /// What must be true of every plan, whatever it is made from.
 fn check_invariants(plan: &Plan) {
     let rank = |step: &Step| match step {
+        Step::DetachPrograms { .. } => -1,
         Step::Move { .. } => 0,
-        Step::Vrf { .. } | Step::Link { .. } | Step::AltName { .. } | Step::Sysctl { .. } => 1,
+        Step::Vrf { .. } | Step::Link { .. } | Step::AltName { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => 1,
         Step::Address { address } if !addresses::needs_link_up(address) => 2,
         Step::Up => 3,
         Step::Address { .. } => 4,
