@@ -7,6 +7,7 @@ mod hint;
 mod merge;
 pub mod schema;
 mod support;
+mod sysctls;
 mod text;
 mod types;
 mod validate;
@@ -16,6 +17,7 @@ mod tests;
 
 pub use duplicates::duplicate_keys;
 pub(crate) use hint::distance;
+pub use sysctls::FieldSysctl;
 pub use types::{
     AddrGenMode, ChannelsConfig, CoalesceConfig, Copies, EthtoolConfig, HostStateConfig, InterfaceConfig, InterfaceKind,
     Ipv6Config, IpvlanConfig, IpvlanFlag, IpvlanMode, LinkState, MacvlanConfig, MacvlanMode, NeighborConfig, NetworkConfig,

@@ -24,7 +24,7 @@ pub use address::Address;
 pub use child::{Child, IpvlanFlag, IpvlanMode, MacvlanMode, VlanProtocol};
 pub use ethtool::Ethtool;
 pub use host_state::{Difference, HostState, RestoreReport};
-pub use link::{Link, LinkAddress};
+pub use link::{Link, LinkAddress, LinkSettings, PacketSizes};
 pub use neighbour::Neighbour;
 pub use qdisc::Qdisc;
 pub use route::{NextHop, Route};

@@ -118,7 +118,8 @@ fn a_link_of_a_vrf_with_its_routes_is_one_again() {
     assert_port_again("red7", &lines);
 }
 
-const CHANGED: &str = r#"{"interface": {"name": "eth7", "mtu": 1400, "hardwareAddr": "02:00:00:00:aa:05"}}"#;
+const CHANGED: &str = r#"{"interface": {"name": "eth7", "mtu": 1400, "hardwareAddr": "02:00:00:00:aa:05",
+    "altNames": ["gpu-nic-0"], "gsoMaxSize": 30000, "txQueueLen": 5, "alias": "", "promisc": false, "group": 9}}"#;
 
 /// A pod that has the NIC.
 fn lent(guest: &Guest, engine: &Engine, nic: &Nic, name: &str, parameters: &str) -> (PodNetns, ResolvedClaim) {

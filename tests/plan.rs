@@ -47,7 +47,10 @@ fn command(step: &Step, host_name: &str, link: &str) -> String {
             }
             format!("ip link set {host_name} name {name}{mtu}{address}")
         }
-        Step::Sysctl { key, value } => {
+        Step::Vrf { name, table } => format!("ip link add {name} up type vrf table {table}\nip link set {link} master {name}"),
+        Step::Link { .. } => unreachable!("not in these plans"),
+        Step::AltName { name } => format!("ip link property add dev {link} altname {name}"),
+        Step::Sysctl { key, value, .. } => {
             let (directory, leaf) = key.rsplit_once('/').expect("a sysctl's key has a slash");
             format!("echo {value} > /proc/sys/net/{directory}/{link}/{leaf}")
         }

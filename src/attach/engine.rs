@@ -24,6 +24,7 @@ mod taken;
 mod tend;
 mod turns;
 mod vf;
+mod vrf;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -9,29 +9,30 @@ mod neighbours;
 mod reach;
 mod routes;
 mod rules;
+mod settings;
 mod step;
 #[cfg(test)]
 mod tests;
 pub(super) mod vf;
+mod vrf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::{InterfaceConfig, NetworkConfig, Restore};
 use crate::dhcp::Lease;
 use crate::names::PodLinkName;
-use crate::netdev::{Address, Child, HostState, LinkAddress};
+use crate::netdev::{Address, Child, HostState, LinkAddress, Route};
 use left_out::LeftOut;
 
 pub use step::{Step, Undo};
 
 /// Least MTU of IPv6, bytes (`IPV6_MIN_MTU`, `linux/ipv6.h`): below it the kernel turns IPv6 off on the link.
 const MTU_MIN_IPV6: u32 = 1280;
-/// The sysctl that a cluster network without IPv6 sets for every link of its pods.
-const DISABLE_IPV6: &str = "ipv6/conf/disable_ipv6";
 
-/// The plan of one device. Steps are in the order they are carried out: programs off (in prepare), move (or create), sysctls, `ethtool` settings, addresses, up, neighbours, routes (those
-/// of link scope before those that need them), rules. IPv6 addresses with an end come right after up: the kernel makes no
-/// connected route for one that was added to a link that is down.
+/// The plan of one device. Steps are in the order they are carried out: programs off (in prepare), move (or create), sysctls, `ethtool` settings, VRF
+/// (which would drop IPv6 addresses), properties, altnames, addresses, up, neighbours, routes (those of link scope before those that need
+/// them), rules. IPv6 addresses with an end come right after up: the kernel makes no connected route for one that was added to a link that
+/// is down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
@@ -97,6 +98,34 @@ pub enum PlanError {
         /// What it would be.
         mtu: u32,
     },
+    /// The device can't have packets of this size.
+    #[error("interface.{field} {wanted} is more than what the device takes ({max} bytes)")]
+    Size {
+        /// Which one.
+        field: &'static str,
+        /// As configured, bytes.
+        wanted: u32,
+        /// The largest, bytes.
+        max: u32,
+    },
+    /// The kernel is older than this property.
+    #[error("interface.{field}: the node's kernel does not know this property; remove it")]
+    NoSize {
+        /// Which one.
+        field: &'static str,
+    },
+    /// A configured altname is the name itself.
+    #[error("interface.altNames: {name:?} is the link's own name in the pod already; remove it")]
+    AltName {
+        /// The name.
+        name: String,
+    },
+    /// The VRF would have the link's own name.
+    #[error("interface.vrf.name: {name:?} is the link's own name in the pod; set interface.name or choose another name")]
+    VrfName {
+        /// The name.
+        name: String,
+    },
     /// A setting of `ethtool` that the device does not have, or can't be given.
     #[error("{path}: {reason}")]
     Ethtool {
@@ -142,6 +171,9 @@ pub fn plan_with(config: &NetworkConfig, host: &HostState, lease: Option<&Lease>
     let address = hardware_address(interface, host)?;
     let settings = ethtool::of_pod(config, host)?;
 
+    let vrf = vrf::of_pod(interface, &pod_link)?;
+    let flat = vrf.as_ref().map(|_| vrf::in_one_table(config, host, &mut left_out));
+    let (config, host) = flat.as_ref().map_or((config, host), |(config, host)| (config, host));
     let addresses = addresses::of_pod(interface, host, lease, config.host_state().addresses, &mut left_out);
     let ipv6 = wants_ipv6(config, &addresses);
     if ipv6 && mtu.unwrap_or(host.mtu) < MTU_MIN_IPV6 {
@@ -160,16 +192,20 @@ pub fn plan_with(config: &NetworkConfig, host: &HostState, lease: Option<&Lease>
             Step::Create { child, name: pod_link.clone(), mtu, address }
         }
     });
-    if ipv6 {
-        steps.push(Step::Sysctl { key: DISABLE_IPV6.into(), value: "0".into() });
-    }
+    let table = vrf.as_ref().map(|(_, table)| *table);
+    steps.extend(settings::sysctls(interface, ipv6));
     steps.extend(settings.into_iter().map(|change| Step::Ethtool { change }));
+    steps.extend(vrf.map(|(name, table)| Step::Vrf { name, table }));
+    steps.extend(settings::of_link(interface, host, &pod_link)?);
     steps.extend(early.into_iter().map(|address| Step::Address { address }));
     steps.push(Step::Up);
     steps.extend(late.into_iter().map(|address| Step::Address { address }));
     steps.extend(neighbours.into_iter().map(|neighbour| Step::Neighbour { neighbour }));
     let configured = routes::configured_in(config);
-    steps.extend(routes.into_iter().map(|route| Step::Route { configured: configured.contains(&route), route }));
+    steps.extend(routes.into_iter().map(|route| {
+        let (configured, table) = (configured.contains(&route), table.unwrap_or(route.table));
+        Step::Route { configured, route: Route { table, ..route } }
+    }));
     steps.extend(rules.into_iter().map(|rule| Step::Rule { rule }));
     Ok(Plan { pod_link, steps, left_out: left_out.into_lines(), restore: config.restore.unwrap_or_default() })
 }
@@ -209,6 +245,9 @@ fn hardware_address(interface: &InterfaceConfig, host: &HostState) -> Result<Opt
 
 /// Whether IPv6 has to work on the link in the pod.
 fn wants_ipv6(config: &NetworkConfig, addresses: &[Address]) -> bool {
+    if let Some(enabled) = config.interface.as_ref().and_then(InterfaceConfig::ipv6_enabled) {
+        return enabled;
+    }
     let routes = config.routes.iter().flatten().filter_map(|r| r.destination);
     let neighbors = config.neighbors.iter().flatten().filter_map(|n| n.destination);
     addresses.iter().map(|a| a.ip).chain(routes.map(|d| d.addr())).chain(neighbors).any(|ip| ip.is_ipv6())

@@ -5,25 +5,7 @@ use serde_json::Value;
 use super::{FieldError, NetworkConfig};
 
 /// Paths of the fields. `[]` stands for each element of a list.
-const NOT_YET: &[&str] = &[
-    "profile",
-    "interface.gsoMaxSize",
-    "interface.groMaxSize",
-    "interface.gsoIPv4MaxSize",
-    "interface.groIPv4MaxSize",
-    "interface.forwarding",
-    "interface.arpIgnore",
-    "interface.arpAnnounce",
-    "interface.vrf",
-    "interface.txQueueLen",
-    "interface.alias",
-    "interface.altNames",
-    "interface.promisc",
-    "interface.allmulti",
-    "interface.group",
-    "interface.ipv6",
-    "interface.sysctls",
-];
+const NOT_YET: &[&str] = &["profile"];
 
 impl NetworkConfig {
     /// The fields that are set and valid, but that this version does not carry out yet, each with its path. An explicit `false`

@@ -3,7 +3,9 @@
 mod child;
 mod ethtool;
 mod interface;
+mod link;
 mod routing;
+mod sysctls;
 mod vf;
 
 use std::net::IpAddr;
@@ -15,6 +17,8 @@ use crate::netdev::LinkAddress;
 pub(super) const ADDRESSES_MAX: usize = 64;
 /// Most elements of `routes`, `rules`, `neighbors` and the maps of `ethtool`.
 pub(super) const LIST_MAX: usize = 256;
+/// The kernel keeps sizes in a signed 32-bit number.
+const SIZE_MAX: u32 = i32::MAX as u32;
 /// Longest `profile`, in bytes: a Kubernetes object's name.
 const PROFILE_MAX: usize = 253;
 
@@ -53,11 +57,14 @@ impl NetworkConfig {
         }
         if let Some(interface) = &self.interface {
             interface::check(interface, &mut faults);
+            link::check(interface, &mut faults);
+            sysctls::check(interface, &mut faults);
         }
         routing::routes(self.routes.as_deref().unwrap_or_default(), &mut faults);
         let vrf = self.interface.as_ref().is_some_and(|i| i.vrf.is_some());
         routing::rules(self.rules.as_deref().unwrap_or_default(), vrf, &mut faults);
         routing::neighbors(self.neighbors.as_deref().unwrap_or_default(), &mut faults);
+        link::without_ipv6(self, &mut faults);
         if let Some(ethtool) = &self.ethtool {
             ethtool::check(ethtool, &mut faults);
         }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::address::IFA_F_TENTATIVE;
 use super::bpf::{self, Programs};
 use super::ethtool::EthtoolSocket;
-use super::link::{IFF_ALLMULTI, IFF_PROMISC, IFF_UP};
+use super::link::{IFF_ALLMULTI, IFF_PROMISC, IFF_UP, PacketSizes};
 use super::rule::{ACTION_TO_TABLE, TABLE_DEFAULT};
 use super::{Address, Ethtool, LinkAddress, Neighbour, Qdisc, Route, Rule};
 use super::{address, link, neighbour, qdisc, route, rule, sysctl};
@@ -84,6 +84,12 @@ pub struct HostState {
     /// `IFLA_GROUP`.
     #[serde(default)]
     pub group: u32,
+    /// How large its packets may be.
+    #[serde(default)]
+    pub sizes: PacketSizes,
+    /// `IFLA_TSO_MAX_SIZE`, bytes: to refuse a claim's sizes before the kernel does.
+    #[serde(default)]
+    pub tso_max_size: Option<u32>,
     /// Name of the link it is enslaved to.
     #[serde(default)]
     pub master: Option<String>,
@@ -217,6 +223,8 @@ impl Snapshot {
             flags: recorded_flags(link.flags),
             tx_queue_len: link.tx_queue_len,
             group: link.group,
+            sizes: link.sizes,
+            tso_max_size: link.tso_max_size,
             master: link.master.and_then(|m| self.links.iter().find(|l| l.index == m)).map(|l| l.name.clone()),
             addresses: kept_addresses(link, &self.addresses, &sysctls),
             routes,

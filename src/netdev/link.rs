@@ -13,8 +13,10 @@ use super::bpf::Xdp;
 use crate::netlink::{NetlinkError, Request, RouteSocket};
 
 mod parse;
+mod settings;
 
 pub use parse::parse;
+pub use settings::{LinkSettings, PacketSizes, delete_request, enslave_request, set_request, vrf_request};
 
 /// A link-layer address of up to 32 bytes (`MAX_ADDR_LEN`, `linux/netdevice.h`): 6 for Ethernet, 20 for InfiniBand.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -124,6 +126,12 @@ pub struct Link {
     pub tx_queue_len: Option<u32>,
     /// `IFLA_GROUP`.
     pub group: u32,
+    /// How large its packets may be.
+    pub sizes: PacketSizes,
+    /// `IFLA_TSO_MAX_SIZE`, bytes: the most that [`PacketSizes::gso`] and [`PacketSizes::gso_ipv4`] can be.
+    pub tso_max_size: Option<u32>,
+    /// `IFLA_VRF_TABLE`: the table of a VRF.
+    pub vrf_table: Option<u32>,
     /// `IFLA_PHYS_PORT_NAME` (`p0`, `pf0vf1`), where the driver gives one.
     pub phys_port_name: Option<String>,
     /// `IFLA_XDP`: XDP programs.

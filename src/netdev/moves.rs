@@ -115,6 +115,12 @@ pub enum Refusal {
         /// The altname.
         name: String,
     },
+    /// An altname that the link is to get is taken there.
+    #[error("the altname {name:?} of interface.altNames is taken in the target namespace: choose another one")]
+    NewAltNameTaken {
+        /// The altname.
+        name: String,
+    },
     /// The new name is one of the link's own altnames.
     #[error("the name {name:?} is an altname of the link itself: remove the altname first")]
     OwnAltName {

@@ -23,6 +23,8 @@ const NOT_KEPT: &str = "ipv6/conf/mtu";
 /// switches on with its first pod). A link that agrees with the host in them is given back agreeing with the host, whatever the
 /// host does by then: a move gives it the `default`.
 const HOST_WIDE: [&str; 3] = ["ipv4/conf/forwarding", "ipv6/conf/forwarding", "ipv6/conf/disable_ipv6"];
+/// Whether sockets of no VRF serve what comes in by a link of one; for the whole namespace (`Documentation/networking/vrf.rst`).
+const FROM_VRFS: [&str; 2] = ["ipv4/tcp_l3mdev_accept", "ipv4/udp_l3mdev_accept"];
 /// Longest value that is read, bytes. The kernel's are below 100.
 const MAX_VALUE: u64 = 4096;
 
@@ -109,6 +111,14 @@ pub fn write(link: &str, key: &str, value: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path(link, key)?)?.write_all(value.as_bytes())
 }
 
+/// Lets TCP and UDP sockets of the calling thread's namespace serve links in VRFs, too.
+///
+/// # Errors
+/// The system's error; `NotFound` from a kernel that has no VRFs.
+pub fn accept_from_vrfs() -> io::Result<()> {
+    FROM_VRFS.iter().try_for_each(|key| OpenOptions::new().write(true).open(root().join(key))?.write_all(b"1"))
+}
+
 /// Writes those of `wanted` whose current value differs and returns what could not be written.
 pub fn restore(link: &str, wanted: &BTreeMap<String, String>) -> Vec<(String, io::Error)> {
     restore_counted(link, wanted).1
@@ -140,7 +150,7 @@ pub(super) fn restore_counted(link: &str, wanted: &BTreeMap<String, String>) -> 
 
 /// Writing a secret switches `addr_gen_mode`, and `forwarding` changes what router advertisements do: those first. Otherwise
 /// the order of the names, where the exact form of a value (`…_ms`, `…_bytes`) comes after the rounded one.
-fn order(key: &str) -> u8 {
+pub(crate) fn order(key: &str) -> u8 {
     match key.rsplit('/').next() {
         Some("stable_secret") => 0,
         Some("forwarding") => 1,

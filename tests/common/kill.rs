@@ -317,7 +317,7 @@ impl Rig {
         }"#;
         let rail0 = ClaimConfig { requests: vec!["r0".to_owned()], ..ClaimConfig::from_claim("dranic.dev", rail0) };
         // With its name: a virtual link is known by two of name, index and address.
-        let nic1 = r#"{"interface": {"hardwareAddr": "02:00:00:00:aa:01"}}"#;
+        let nic1 = r#"{"interface": {"hardwareAddr": "02:00:00:00:aa:01", "altNames": ["gpu-nic-1"], "gsoMaxSize": 30000}}"#;
         let nic1 = ClaimConfig { requests: vec!["r1".to_owned()], ..ClaimConfig::from_claim("dranic.dev", nic1) };
         let class = ClaimConfig::from_class("dranic.dev", r#"{"interface": {"mtu": 4000}}"#);
         Ok(vec![

@@ -8,8 +8,8 @@ use dranic::attach::engine::{Look, Seen};
 use dranic::dra::api;
 use dranic::dra::events::{self, Events, EventsConfig};
 use dranic::dra::status::{Queue, StatusConfig, run};
-use dranic::ledger::{ClaimRecord, ClaimRef};
-use dranic::names::{ClaimUid, DeviceName};
+use dranic::ledger::{ClaimRecord, ClaimRef, Share};
+use dranic::names::ClaimUid;
 use dranic::netdev::{Address, Link};
 use dranic_testbed::apiserver::ApiServerDouble;
 use serde_json::{Value, json};
@@ -139,7 +139,7 @@ impl Rig {
     }
 
     /// The kernel has something else of the claim's devices; tells nobody.
-    pub(crate) fn set_seen(&self, claim: &ClaimRef, seen: impl Fn(&ClaimRecord) -> BTreeMap<DeviceName, Seen>) {
+    pub(crate) fn set_seen(&self, claim: &ClaimRef, seen: impl Fn(&ClaimRecord) -> BTreeMap<Share, Seen>) {
         let mut looks = self.looks.lock().unwrap();
         let look = looks.get_mut(&claim.uid).unwrap();
         look.seen = seen(&look.record);
@@ -186,10 +186,10 @@ impl Rig {
 }
 
 /// Every device is in the pod, with one address.
-pub(crate) fn attached(record: &ClaimRecord, address: &str) -> BTreeMap<DeviceName, Seen> {
+pub(crate) fn attached(record: &ClaimRecord, address: &str) -> BTreeMap<Share, Seen> {
     let (ip, prefix) = address.split_once('/').unwrap();
     let address = Address::permanent(ip.parse().unwrap(), prefix.parse().unwrap());
     let link = |name: &str| Box::new(Link { name: name.to_owned(), ..Link::default() });
     let here = |d: &dranic::ledger::DeviceRecord| Seen::Here(link(d.plan.pod_link.as_str()), vec![address.clone()]);
-    record.devices.iter().map(|d| (d.device.clone(), here(d))).collect()
+    record.devices.iter().map(|d| (d.share(), here(d))).collect()
 }

@@ -164,7 +164,7 @@ async fn attached_devices_are_looked_at_again() {
         (rig.server.claim_devices("default", "c")[0]["networkData"]["ips"] == json!(["10.9.9.9/16"])).then_some(())
     })
     .await;
-    rig.set_seen(&claim, |record| record.devices.iter().map(|d| (d.device.clone(), Seen::Missing)).collect());
+    rig.set_seen(&claim, |record| record.devices.iter().map(|d| (d.share(), Seen::Missing)).collect());
     rig.until_said("c", 1, "DeviceGone").await;
     let device = &rig.server.claim_devices("default", "c")[0];
     assert!(device["networkData"].is_null() && device["conditions"][0]["status"] == "False", "{device}");

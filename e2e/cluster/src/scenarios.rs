@@ -100,7 +100,7 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("health", 180, report::link_health, "a link that goes down and up, in the pod's allocatedResourcesStatus"),
     scenario!("peer-01-address", smoke 60, peer::address, "link renamed with an address of the configuration"),
     scenario!("peer-02-odd-name", 60, peer::odd_name, "host link mlx5_6, whose name is no DNS label"),
-    scenario!("peer-03-arp", later CONFIGURE, 90, configure::arp, "arpIgnore and arpAnnounce"),
+    scenario!("peer-03-arp", 90, configure::arp, "arpIgnore and arpAnnounce"),
     scenario!(
         "peer-04-deployment",
         90,
@@ -133,7 +133,7 @@ pub(crate) const ALL: &[Scenario] = &[
         peer::policy_routing,
         "two clients reach each other through a router pod by rules and tables"
     ),
-    scenario!("peer-20-vrf", later CONFIGURE, 120, configure::vrf, "the same with a VRF"),
+    scenario!("peer-20-vrf", 120, configure::vrf, "the same with a VRF"),
     scenario!(
         "peer-21-attributes",
         120,

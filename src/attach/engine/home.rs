@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::{Engine, KernelError, Pace, Released, kept, locate, look_deadline};
+use super::{Engine, KernelError, Pace, Released, kept, locate, look_deadline, vrf};
 use crate::attach::Step;
 use crate::attach::plan::Undo;
 use crate::crash;
@@ -26,7 +26,11 @@ impl Engine {
                 crash::point("release: rules deleted");
                 let mut home = Home::new(&outside);
                 let urgency = (pace, Instant::now() + BACK);
-                devices.iter().map(|device| self.move_one_back(&mut pod, device, &inside, &mut home, urgency)).collect()
+                let outcomes =
+                    devices.iter().map(|device| self.move_one_back(&mut pod, device, &inside, &mut home, urgency)).collect();
+                vrf::delete_empty(&mut pod, devices);
+                crash::point("release: VRFs deleted");
+                outcomes
             }
             Err(error) => devices.iter().map(|d| Released::Stuck(d.share(), error.to_string())).collect(),
         }
@@ -54,6 +58,8 @@ impl Engine {
         if device.child().is_some() {
             return delete(pod, device, found.index);
         }
+        remove_alt_names(pod, device, found);
+        crash::point("release: altnames removed");
         let name = home.name_for(device);
         // The kernel would refuse the whole move for an altname that another link has by now; the restore says who has it.
         for taken in found.alt_names.iter().filter(|alt| home.names.contains(*alt)) {
@@ -164,11 +170,22 @@ pub(super) fn leftovers_of(device: &DeviceRecord) -> Vec<Leftover> {
     undo.filter_map(|undo| match undo {
         Undo::DeleteRule { rule } => Some(Leftover::Rule(rule)),
         Undo::DeleteRoute { route } => Some(Leftover::Route(route)),
-        Undo::AttachPrograms | Undo::MoveBack | Undo::DeleteLink | Undo::WithMove | Undo::Restore | Undo::RestoreVf { .. } => {
-            None
-        }
+        _ => None,
     })
     .collect()
+}
+
+/// Takes away those of the link's altnames that it got for the pod.
+pub(super) fn remove_alt_names(socket: &mut RouteSocket, device: &DeviceRecord, link: &Link) {
+    let undo = device.plan.steps.iter().map(Step::undo);
+    let ours = undo.filter_map(|undo| match undo {
+        Undo::RemoveAltName { name } => Some(name),
+        _ => None,
+    });
+    let there = ours.filter(|name| link.alt_names.contains(name) && !device.host.alt_names.contains(name));
+    let requests = there.map(|name| link::alt_name_request(link.index, &name, false)).collect();
+    // One that stays is told of when the host state is restored.
+    drop(socket.pipeline(requests, look_deadline()));
 }
 
 /// eBPF that the pod attached to its links would go with them: it is taken off. What the host has there stays.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::attach::{AttachError, Target, kernel};
 use super::lease::no_address;
+use super::vrf::{Place, Planned};
 use super::{locate, look_deadline};
 use crate::attach::Step;
 use crate::dhcp::Moment;
@@ -26,6 +27,10 @@ pub(super) struct Job {
     host_index: u32,
     /// Index in the pod.
     pub(super) index: u32,
+    /// Its altnames on the host, now.
+    pub(super) alt_names: Vec<String>,
+    /// The VRF it goes into.
+    pub(super) vrf: Option<Place>,
     /// It is in the pod by now.
     pub(super) inside: bool,
 }
@@ -83,6 +88,7 @@ pub(super) fn jobs(
     host: &mut RouteSocket,
 ) -> Result<Vec<Job>, AttachError> {
     let mut occupied = moves::Occupied::by(links);
+    let mut vrfs = Planned::default();
     let mut jobs = Vec::new();
     for record in records {
         for (position, device) in record.devices.iter().enumerate().filter(|(_, d)| !target.holds(d, links)) {
@@ -93,6 +99,8 @@ pub(super) fn jobs(
                 position,
                 host_index: 0,
                 index: index_in_pod(&occupied, device),
+                alt_names: Vec::new(),
+                vrf: None,
                 inside: false,
             };
             let found = on_host(host, device).map_err(|e| kernel("looking for the link on the host", e))?;
@@ -102,14 +110,18 @@ pub(super) fn jobs(
                 // Its altnames stay with the parent.
                 link.alt_names.clear();
             }
-            moves::check(&link, &job.move_in(target.netns), &occupied).map_err(|source| AttachError::Refused {
+            job.alt_names.clone_from(&link.alt_names);
+            let checked = moves::check(&link, &job.move_in(target.netns), &occupied);
+            checked.and_then(|()| check_alt_names(device, &occupied)).map_err(|source| AttachError::Refused {
                 claim: job.claim_text.clone(),
                 device: device.device.clone(),
                 source,
             })?;
             device.plan.pod_link.as_str().clone_into(&mut link.name);
             link.index = job.index;
+            link.alt_names.extend(alt_names(device).cloned());
             occupied.add(&link);
+            job.vrf = vrfs.place(&device.plan.steps, links, &mut occupied).map_err(|(step, why)| job.failed(step, why))?;
             jobs.push(job);
         }
     }
@@ -125,6 +137,21 @@ fn index_in_pod(occupied: &moves::Occupied, device: &DeviceRecord) -> u32 {
     match moves::pick_index(&occupied.indices, 0) {
         same if same == device.host.index => moves::pick_index(&occupied.indices, same.saturating_add(1)),
         other => other,
+    }
+}
+
+/// Those that the link is to get in the pod.
+fn alt_names(device: &DeviceRecord) -> impl Iterator<Item = &String> {
+    device.plan.steps.iter().filter_map(|step| match step {
+        Step::AltName { name } => Some(name),
+        _ => None,
+    })
+}
+
+fn check_alt_names(device: &DeviceRecord, there: &moves::Occupied) -> Result<(), moves::Refusal> {
+    match alt_names(device).find(|name| there.names.contains(*name)) {
+        Some(name) => Err(moves::Refusal::NewAltNameTaken { name: name.clone() }),
+        None => Ok(()),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::home::remove_alt_names;
 use super::kept::{self, Open};
 use super::{Engine, KernelError, Observed, locate, look_deadline, micros_since};
 use crate::config::Restore;
@@ -64,6 +65,8 @@ fn restore_here(record: &ClaimRecord, kept: &Open) -> Result<Vec<Failed>, Kernel
             continue;
         };
         let (start, deadline) = (Instant::now(), look_deadline());
+        // Where the kernel brought it back, the namespace having ended.
+        remove_alt_names(&mut socket, device, &found);
         let minimal = (device.plan.restore == Restore::Minimal).then(|| device.host.of_link_only());
         let state = minimal.as_ref().unwrap_or(&device.host);
         let mut report = host_state::restore(&mut socket, found.index, state, deadline);

@@ -76,6 +76,7 @@ impl Engine {
             for device in devices {
                 let links = link::list(&mut socket, look_deadline())?;
                 let Some(found) = locate::find(device, device.host.index, &links) else { continue };
+                home::remove_alt_names(&mut socket, device, found);
                 self.make_way(&mut socket, &device.host.name, &links);
                 let report = host_state::restore_identity(&mut socket, found.index, &device.host, Instant::now() + LOOK);
                 for (what, why) in &report.failed {

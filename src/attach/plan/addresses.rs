@@ -35,25 +35,29 @@ pub(super) fn of_pod(
         return lease.map(dhcp::address).into_iter().collect();
     }
     if let Some(configured) = &interface.addresses {
-        return configured.iter().map(|net| without_dad(Address::permanent(net.addr(), net.prefix_len()))).collect();
+        let dad = interface.ipv6.and_then(|ipv6| ipv6.dad) == Some(true);
+        let address = |net: &ipnet::IpNet| Address::permanent(net.addr(), net.prefix_len());
+        return configured.iter().map(address).map(|a| if dad { a } else { without_dad(a) }).collect();
     }
     if !copies {
         return Vec::new();
     }
-    let mut copied: Vec<Address> = host.addresses.iter().filter_map(|address| copy(address, left_out)).collect();
+    let ipv6 = interface.ipv6_enabled() != Some(false);
+    let mut copied: Vec<Address> = host.addresses.iter().filter_map(|address| copy(address, ipv6, left_out)).collect();
     left_out.cut(&mut copied, COPIED_MAX, "addresses");
     copied
 }
 
 /// The host's address for the pod; none when it does not come along. The label goes: it belongs to the link's host name.
-fn copy(address: &Address, left_out: &mut LeftOut) -> Option<Address> {
+fn copy(address: &Address, ipv6: bool, left_out: &mut LeftOut) -> Option<Address> {
     let text = format!("address {}/{}", address.ip, address.prefix_len);
     let link_local = matches!(address.ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     if link_local {
         // The kernel makes a new one in the pod.
         return None;
     }
-    if let Some(why) = not_for_pod(address) {
+    let off = (address.ip.is_ipv6() && !ipv6).then_some("the configuration turns IPv6 off on the link");
+    if let Some(why) = off.or_else(|| not_for_pod(address)) {
         left_out.add(format!("{text}: {why}"));
         return None;
     }
@@ -85,6 +89,11 @@ fn without_dad(mut address: Address) -> Address {
         address.flags |= IFA_F_NODAD;
     }
     address
+}
+
+/// Whether the kernel asks the network for other users of the address before it is used.
+pub(super) fn has_dad(address: &Address) -> bool {
+    address.ip.is_ipv6() && address.flags & IFA_F_NODAD == 0
 }
 
 /// Whether the address has to be added after the link is up. When an IPv6 link comes up, the kernel makes the connected routes

@@ -86,6 +86,8 @@ pub(crate) fn below(parent: &Link) -> HostState {
         flags: parent.flags,
         tx_queue_len: None,
         group: 0,
+        sizes: parent.sizes,
+        tso_max_size: parent.tso_max_size,
         master: None,
         addresses: Vec::new(),
         routes: Vec::new(),

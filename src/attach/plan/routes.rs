@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::addresses::IFA_F_NOPREFIXROUTE;
 use super::reach::{Reach, connected, needs_gateway};
-use super::{LeftOut, PlanError, dhcp};
+use super::{LeftOut, PlanError, addresses, dhcp};
 use crate::config::{NetworkConfig, RouteConfig, RouteKind};
 use crate::dhcp::Lease;
 use crate::netdev::address::{SCOPE_LINK, SCOPE_UNIVERSE};
@@ -192,6 +192,12 @@ impl Pod<'_> {
         if let Some(source) = route.source.filter(|s| !self.reach.is_own(*s)) {
             return Some(format!("its source {source} is not among the pod's addresses on this link"));
         }
+        if let Some(source) = route.source.filter(|s| self.addresses.iter().any(|a| a.ip == *s && addresses::has_dad(a))) {
+            return Some(format!(
+                "its source {source} is not in use until duplicate address detection (interface.ipv6.dad) is done, and the kernel \
+                 refuses the route until then"
+            ));
+        }
         let single = route.gateway.map(|gateway| (gateway, route.onlink));
         let hops = route.next_hops.iter().filter_map(|hop| Some((hop.gateway?, hop.onlink)));
         let mut gateways = single.into_iter().chain(hops).filter(|(_, onlink)| !onlink);
@@ -271,7 +277,7 @@ fn has_attribute(hex: &str, wanted: u16) -> bool {
     false
 }
 
-fn describe(route: &Route) -> String {
+pub(super) fn describe(route: &Route) -> String {
     let via = route.gateway.map(|g| format!(" via {g}")).unwrap_or_default();
     let hops = if route.next_hops.is_empty() { String::new() } else { format!(" by {} next hops", route.next_hops.len()) };
     let table = if route.table == TABLE_MAIN { String::new() } else { format!(" in table {}", route.table) };

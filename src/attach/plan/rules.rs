@@ -120,7 +120,7 @@ impl Pod<'_> {
     }
 }
 
-fn describe(rule: &Rule) -> String {
+pub(super) fn describe(rule: &Rule) -> String {
     let priority = rule.priority.map(|p| format!(" {p}")).unwrap_or_default();
     let source = rule.source.map(|s| format!(" from {s}")).unwrap_or_default();
     let destination = rule.destination.map(|d| format!(" to {d}")).unwrap_or_default();

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::names::PodLinkName;
 use crate::netdev::ethtool::Change;
 use crate::netdev::vf::VfSettings;
-use crate::netdev::{Address, Child, LinkAddress, Neighbour, Route, Rule};
+use crate::netdev::{Address, Child, LinkAddress, LinkSettings, Neighbour, Route, Rule};
 
 /// One step inside (or into) the pod's namespace, or in prepare.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,12 +48,32 @@ pub enum Step {
         /// Link-layer address, when it is not for the kernel to choose.
         address: Option<LinkAddress>,
     },
+    /// Enslave the link to a VRF, which is made if it is not there.
+    Vrf {
+        /// Name of the VRF.
+        name: PodLinkName,
+        /// Its table.
+        table: u32,
+    },
+    /// Set properties of the link.
+    Link {
+        /// What is set; the rest stays as it is on the host.
+        settings: LinkSettings,
+    },
+    /// Give the link another name beside its own.
+    AltName {
+        /// The name.
+        name: String,
+    },
     /// Write a per-link sysctl (key as in [`crate::netdev::sysctl`]).
     Sysctl {
         /// `ipv6/conf/disable_ipv6`, …
         key: String,
         /// The value.
         value: String,
+        /// It is no fault when the link has none of this name, because it has no IPv6.
+        #[serde(default)]
+        may_lack: bool,
     },
     /// Change settings of `ethtool`. Before the link goes up: a driver may restart a device that is up.
     Ethtool {
@@ -111,6 +131,16 @@ pub enum Undo {
     DeleteLink,
     /// Nothing: moving the link back, or deleting it, undoes it.
     WithMove,
+    /// Take the name away before the link moves back: the host has other names for it, or for another link.
+    RemoveAltName {
+        /// The name.
+        name: String,
+    },
+    /// Delete the VRF, if it was made for this pod and no link is left in it; the link itself leaves it by moving back.
+    LeaveVrf {
+        /// Name of the VRF.
+        name: PodLinkName,
+    },
     /// Moving the link back does not undo it: the host state is restored afterwards ([`crate::netdev::host_state::restore`]).
     Restore,
     /// Delete the policy rule, which would stay in the pod.
@@ -133,6 +163,8 @@ impl Undo {
             Self::RestoreVf { pf, index, before } => {
                 format!("setting virtual function {index} of {pf} as it was: {}", vf_words(before))
             }
+            Self::RemoveAltName { name } => format!("taking altname {name} away"),
+            Self::LeaveVrf { name } => format!("deleting VRF {name} when the last link has left it, if it was made for this pod"),
             Self::AttachPrograms => "attaching its eBPF programs again, once it is on the host".to_owned(),
             Self::MoveBack => "moving it back to the host, under its name there".to_owned(),
             Self::DeleteLink => "deleting the link in the pod".to_owned(),
@@ -163,6 +195,8 @@ impl Step {
             Self::DetachPrograms { .. } => Undo::AttachPrograms,
             Self::Move { .. } => Undo::MoveBack,
             Self::Create { .. } => Undo::DeleteLink,
+            Self::Vrf { name, .. } => Undo::LeaveVrf { name: name.clone() },
+            Self::AltName { name } => Undo::RemoveAltName { name: name.clone() },
             Self::Ethtool { .. } => Undo::Restore,
             Self::Rule { rule } => Undo::DeleteRule { rule: rule.clone() },
             Self::Route { route, .. } if route.is_dead_end() => Undo::DeleteRoute { route: route.clone() },
@@ -187,6 +221,9 @@ impl Step {
             Self::DetachPrograms { .. } => "detachPrograms",
             Self::Move { .. } => "move",
             Self::Create { .. } => "create",
+            Self::Vrf { .. } => "vrf",
+            Self::Link { .. } => "link",
+            Self::AltName { .. } => "altname",
             Self::Sysctl { .. } => "sysctl",
             Self::Ethtool { .. } => "ethtool",
             Self::Up => "up",
@@ -212,7 +249,10 @@ impl Step {
                 let mtu = mtu.map(|mtu| format!(", with an MTU of {mtu} bytes")).unwrap_or_default();
                 format!("making a {child} link in the pod as {name}{mtu}")
             }
-            Self::Sysctl { key, value } => format!("setting sysctl {key} to {value}"),
+            Self::Vrf { name, table } => format!("enslaving it to VRF {name} of table {table}"),
+            Self::Link { settings } => format!("setting {}", settings.words().join(", ")),
+            Self::AltName { name } => format!("adding altname {name}"),
+            Self::Sysctl { key, value, .. } => format!("setting sysctl {key} to {value}"),
             Self::Ethtool { change } => format!("setting {change}"),
             Self::Up => "setting it up".to_owned(),
             Self::Address { address } => format!("adding address {}/{}", address.ip, address.prefix_len),

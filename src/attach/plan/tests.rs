@@ -1,6 +1,7 @@
 mod dhcp;
 mod properties;
 mod rules_and_neighbours;
+mod settings;
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -9,7 +10,7 @@ use super::*;
 use crate::config;
 use crate::netdev::address::{IFA_F_NODAD, IFA_F_PERMANENT, IFA_F_TENTATIVE, SCOPE_LINK};
 use crate::netdev::bpf::Programs;
-use crate::netdev::{Ethtool, Neighbour, NextHop, Route, Rule};
+use crate::netdev::{Ethtool, Neighbour, NextHop, PacketSizes, Rule};
 use ipnet::IpNet;
 
 /// A NIC of the host with one IPv4 and one IPv6 address.
@@ -26,6 +27,8 @@ pub(super) fn host() -> HostState {
         flags: 1,
         tx_queue_len: None,
         group: 0,
+        sizes: PacketSizes { gso: Some(65536), gro: Some(65536), gso_ipv4: Some(65536), gro_ipv4: Some(65536) },
+        tso_max_size: Some(524_280),
         master: None,
         addresses: vec![address("10.50.0.1/24"), address("fd50::1/64")],
         routes: vec![],
@@ -119,7 +122,7 @@ fn without_configuration_the_pod_gets_what_the_host_has() {
     let kinds: Vec<_> = plan.steps.iter().map(Step::kind).collect();
     assert_eq!(kinds, ["move", "sysctl", "address", "address", "up", "neighbour", "route"]);
     assert_eq!(plan.steps[0], Step::Move { name: PodLinkName::new("enp1s0").unwrap(), mtu: None, address: None });
-    assert_eq!(plan.steps[1], Step::Sysctl { key: "ipv6/conf/disable_ipv6".into(), value: "0".into() });
+    assert_eq!(plan.steps[1], Step::Sysctl { key: "ipv6/conf/disable_ipv6".into(), value: "0".into(), may_lack: false });
     assert_eq!(addresses(&plan)[0], address("10.50.0.1/24"), "without the label of the host's name");
     assert_eq!(addresses(&plan)[1].flags, IFA_F_PERMANENT | IFA_F_NODAD);
     assert_eq!(routes(&plan), host.routes);

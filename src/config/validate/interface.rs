@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{ADDRESSES_MAX, Faults, bad_link_address, not_one_host};
+use super::{ADDRESSES_MAX, Faults, SIZE_MAX, bad_link_address, not_one_host};
 use crate::config::{InterfaceConfig, InterfaceKind, VrfConfig};
 use crate::names::PodLinkName;
 
@@ -13,8 +13,6 @@ use crate::names::PodLinkName;
 pub(super) const MTU_MIN: u32 = 68;
 /// Least MTU of IPv6, bytes (RFC 8200; `IPV6_MIN_MTU`, `linux/ipv6.h`): below it the kernel turns IPv6 off on the link.
 pub(super) const MTU_MIN_IPV6: u32 = 1280;
-/// The kernel keeps an MTU in a signed 32-bit number.
-const SIZE_MAX: u32 = i32::MAX as u32;
 /// Names that the kernel refuses for a link, or has given to another one.
 const RESERVED_NAMES: [&str; 3] = ["lo", "all", "default"];
 
@@ -54,7 +52,7 @@ pub(super) fn check(interface: &InterfaceConfig, faults: &mut Faults) {
     }
 }
 
-fn bad_name(name: &str) -> Option<String> {
+pub(super) fn bad_name(name: &str) -> Option<String> {
     if RESERVED_NAMES.contains(&name) {
         return Some(format!("{name:?} is reserved; choose another name"));
     }

@@ -98,9 +98,9 @@ fn entries_apply_to_their_requests_only() {
 #[test]
 fn a_field_that_is_not_supported_yet_is_refused_with_its_path_and_source() {
     let config = |interface: Value| json!([entry("FromClass", &[], interface), entry("FromClaim", &["a"], json!({}))]);
-    let error = run(&claim(json!([result("a", "nic-0")]), config(json!({"interface": {"vrf": {"name": "v", "table": 5}}}))));
+    let error = run(&claim(json!([result("a", "nic-0")]), config(json!({"profile": "p"}))));
     let error = error.unwrap_err().to_string();
-    for part in ["config[0].opaque.parameters.interface.vrf", "not supported yet", "from the class"] {
+    for part in ["config[0].opaque.parameters.profile", "not supported yet", "from the class"] {
         assert!(error.contains(part), "{error}");
     }
     // Off asks for nothing.

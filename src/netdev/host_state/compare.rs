@@ -76,6 +76,12 @@ fn link(before: &HostState, after: &HostState, found: &mut Vec<Difference>) {
     }
     note(found, "txqueuelen", text(before.tx_queue_len.as_ref()), text(after.tx_queue_len.as_ref()));
     note(found, "group", before.group.to_string(), after.group.to_string());
+    for ((name, before), (_, after)) in before.sizes.named().into_iter().zip(after.sizes.named()) {
+        // None: recorded by an earlier version.
+        if before.is_some() {
+            note(found, name, text(before.as_ref()), text(after.as_ref()));
+        }
+    }
     note(found, "master", text(before.master.as_ref()), text(after.master.as_ref()));
 }
 

@@ -6,7 +6,7 @@ use netlink_packet_core::DefaultNla;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 
-use super::super::link::IFF_UP;
+use super::super::link::{IFF_UP, LinkSettings};
 use super::super::{Address, Link, Neighbour, Route, address, link, qdisc, sysctl};
 use super::compare::same_link_address;
 use super::sound::sound;
@@ -205,6 +205,21 @@ impl Restorer<'_> {
             let result = self.set(LinkAttribute::Group(state.group));
             self.done("group", format!("group {} -> {}", link.group, state.group), result);
         }
+        self.sizes();
+    }
+
+    /// All in one message: setting one may change another. One that was not recorded is left alone.
+    fn sizes(&mut self) {
+        let (now, wanted) = (self.link.sizes, self.state.sizes);
+        let pairs = now.named().into_iter().zip(wanted.named());
+        let changed = pairs.filter(|((_, now), (_, wanted))| wanted.is_some() && wanted != now).map(|((name, _), _)| name);
+        let names: Vec<&str> = changed.collect();
+        if names.is_empty() {
+            return;
+        }
+        let settings = LinkSettings { sizes: wanted, ..LinkSettings::default() };
+        let result = self.socket.request(link::set_request(self.link.index, &settings), self.deadline);
+        self.done(&names.join(", "), settings.words().join(", "), result);
     }
 
     fn link_layer_address(&mut self) {

@@ -32,6 +32,8 @@ fn state() -> HostState {
         flags: IFF_UP | IFF_MULTICAST,
         tx_queue_len: Some(1000),
         group: 0,
+        sizes: PacketSizes { gso: Some(65536), gro: Some(65536), gso_ipv4: Some(65536), gro_ipv4: Some(65536) },
+        tso_max_size: Some(524_280),
         master: None,
         addresses: vec![Address::permanent(ip("10.0.0.1"), 24), finite, Address::permanent(ip("10.0.0.2"), 24)],
         routes: vec![route("10.1.0.0/16"), route("10.1.0.0/16"), multipath, ends],
@@ -83,7 +85,11 @@ fn another_index_is_also_that_of_its_next_hops() {
 
 #[test]
 fn each_change_is_one_difference() {
-    let changes: [(&str, Change); 33] = [
+    let changes: [(&str, Change); 37] = [
+        ("gsoMaxSize", |s| s.sizes.gso = Some(1)),
+        ("groMaxSize", |s| s.sizes.gro = Some(1)),
+        ("gsoIPv4MaxSize", |s| s.sizes.gso_ipv4 = Some(1)),
+        ("groIPv4MaxSize", |s| s.sizes.gro_ipv4 = Some(1)),
         ("name", |s| s.name = "rail1".into()),
         ("altname other", |s| drop(s.alt_names.pop())),
         ("altname new", |s| s.alt_names.push("new".into())),
@@ -221,6 +227,9 @@ fn link(index: u32, name: &str) -> Link {
         parent_device: None,
         tx_queue_len: None,
         group: 0,
+        sizes: PacketSizes::default(),
+        tso_max_size: None,
+        vrf_table: None,
         phys_port_name: None,
         xdp: Xdp::default(),
     }

@@ -18,6 +18,7 @@ const IFLA_IFALIAS: u16 = 20;
 const IFLA_GROUP: u16 = 27;
 const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_PHYS_PORT_NAME: u16 = 38;
+const IFLA_GSO_MAX_SIZE: u16 = 41;
 const IFLA_MIN_MTU: u16 = 50;
 const IFLA_MAX_MTU: u16 = 51;
 const IFLA_PROP_LIST: u16 = 52;
@@ -25,8 +26,16 @@ pub(super) const IFLA_ALT_IFNAME: u16 = 53;
 const IFLA_PERM_ADDRESS: u16 = 54;
 const IFLA_PARENT_DEV_NAME: u16 = 56;
 const IFLA_PARENT_DEV_BUS_NAME: u16 = 57;
+const IFLA_GRO_MAX_SIZE: u16 = 58;
+const IFLA_TSO_MAX_SIZE: u16 = 59;
+const IFLA_GSO_IPV4_MAX_SIZE: u16 = 63;
+const IFLA_GRO_IPV4_MAX_SIZE: u16 = 64;
 /// In `IFLA_LINKINFO`.
 const IFLA_INFO_KIND: u16 = 1;
+/// In `IFLA_LINKINFO`; what is in it depends on the kind.
+const IFLA_INFO_DATA: u16 = 2;
+/// In `IFLA_INFO_DATA` of a VRF.
+const IFLA_VRF_TABLE: u16 = 1;
 
 /// `sizeof(struct ifinfomsg)`, `linux/rtnetlink.h`.
 const HEADER: usize = 16;
@@ -60,7 +69,16 @@ fn take(link: &mut Link, kind: u16, value: &[u8]) {
         IFLA_IFNAME => link.name = text(value),
         IFLA_IFALIAS => link.alias = Some(text(value)),
         IFLA_PHYS_PORT_NAME => link.phys_port_name = Some(text(value)),
-        IFLA_LINKINFO => link.kind = find(value, IFLA_INFO_KIND).map(text),
+        IFLA_LINKINFO => {
+            link.kind = find(value, IFLA_INFO_KIND).map(text);
+            let data = find(value, IFLA_INFO_DATA).filter(|_| link.kind.as_deref() == Some("vrf"));
+            link.vrf_table = data.and_then(|data| find(data, IFLA_VRF_TABLE)).and_then(|table| read_u32(table, 0));
+        }
+        IFLA_GSO_MAX_SIZE => link.sizes.gso = read_u32(value, 0),
+        IFLA_GRO_MAX_SIZE => link.sizes.gro = read_u32(value, 0),
+        IFLA_GSO_IPV4_MAX_SIZE => link.sizes.gso_ipv4 = read_u32(value, 0),
+        IFLA_GRO_IPV4_MAX_SIZE => link.sizes.gro_ipv4 = read_u32(value, 0),
+        IFLA_TSO_MAX_SIZE => link.tso_max_size = read_u32(value, 0),
         IFLA_XDP => link.xdp = Xdp::parse(value),
         IFLA_PROP_LIST => {
             link.alt_names = attributes(value).filter(|(kind, _)| *kind == IFLA_ALT_IFNAME).map(|(_, name)| text(name)).collect();
@@ -96,6 +114,7 @@ fn oper_state(state: u8) -> &'static str {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::PacketSizes;
     use super::*;
 
     fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
@@ -135,6 +154,11 @@ mod tests {
             attribute(IFLA_GROUP, &5u32.to_ne_bytes()),
             attribute(IFLA_IFALIAS, b"rail 0\0"),
             attribute(IFLA_PHYS_PORT_NAME, b"p0\0"),
+            attribute(IFLA_GSO_MAX_SIZE, &1u32.to_ne_bytes()),
+            attribute(IFLA_GRO_MAX_SIZE, &2u32.to_ne_bytes()),
+            attribute(IFLA_GSO_IPV4_MAX_SIZE, &3u32.to_ne_bytes()),
+            attribute(IFLA_GRO_IPV4_MAX_SIZE, &4u32.to_ne_bytes()),
+            attribute(IFLA_TSO_MAX_SIZE, &5u32.to_ne_bytes()),
             attribute(IFLA_PARENT_DEV_NAME, b"0000:8a:00.0\0"),
             attribute(IFLA_PARENT_DEV_BUS_NAME, b"pci\0"),
             attribute(IFLA_LINKINFO | nested, &attribute(IFLA_INFO_KIND, b"ipoib\0")),
@@ -162,10 +186,23 @@ mod tests {
             parent_device: Some(ParentDevice { bus: "pci".into(), name: "0000:8a:00.0".into() }),
             tx_queue_len: Some(256),
             group: 5,
+            sizes: PacketSizes { gso: Some(1), gro: Some(2), gso_ipv4: Some(3), gro_ipv4: Some(4) },
+            tso_max_size: Some(5),
+            vrf_table: None,
             phys_port_name: Some("p0".into()),
             xdp: Xdp { native: Some(9), ..Xdp::default() },
         };
         assert_eq!(parse(&bytes), Some(want));
+    }
+
+    #[test]
+    fn the_table_of_a_vrf_is_read_and_no_other_kinds_data() {
+        let table = attribute(IFLA_INFO_DATA, &attribute(IFLA_VRF_TABLE, &1500u32.to_ne_bytes()));
+        let of = |kind: &[u8]| {
+            let info = [attribute(IFLA_INFO_KIND, kind), table.clone()].concat();
+            parse(&message(&[attribute(IFLA_IFNAME, b"blue\0"), attribute(IFLA_LINKINFO, &info)])).unwrap().vrf_table
+        };
+        assert_eq!((of(b"vrf\0"), of(b"vxlan\0")), (Some(1500), None));
     }
 
     #[test]

@@ -310,8 +310,13 @@ pub(super) async fn ipv6_route(c: Context) -> Result<()> {
 pub(super) async fn policy_routing(c: Context) -> Result<()> {
     let on =
         |net: u8, host: u8| json!({"interface": {"name": format!("eth{net}"), "addresses": [format!("10.79.{net}.{host}/24")]}});
+    let router = |net: u8| {
+        let mut parameters = on(net, 1);
+        parameters["interface"]["forwarding"] = json!(true);
+        parameters
+    };
     let requests = vec![request_link("one", "nic1"), request_link("two", "nic2")];
-    c.claim("router", &devices(requests, vec![config(&["one"], on(1, 1)), config(&["two"], on(2, 1))])).await?;
+    c.claim("router", &devices(requests, vec![config(&["one"], router(1)), config(&["two"], router(2))])).await?;
     c.pod(&pod("router", Some(c.node(0)), &[From::Claim("router")])).await?;
     for net in [1, 2] {
         let name = format!("client{net}");
@@ -321,9 +326,7 @@ pub(super) async fn policy_routing(c: Context) -> Result<()> {
         c.claim(&name, &devices(vec![request_link("nic", &format!("nic{net}"))], vec![config(&[], parameters)])).await?;
         c.pod(&pod(&name, Some(c.node(1)), &[From::Claim(&name)])).await?;
     }
-    let router = c.running("router").await?;
-    // `interface.forwarding` belongs to a later issue; the peer accepts it and does nothing.
-    router.run(&["sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]).await?;
+    c.running("router").await?;
     let clients = [c.running("client1").await?, c.running("client2").await?];
     clients[0].ping("10.79.1.10", "10.79.2.10").await?;
     clients[1].ping("10.79.2.10", "10.79.1.10").await

@@ -69,9 +69,14 @@ fn any_config() -> impl Strategy<Value = NetworkConfig> {
             ..config::RouteConfig::default()
         },
     );
-    (proptest::option::of(proptest::collection::vec(net(), 0..4)), proptest::option::of(proptest::collection::vec(route, 0..4)))
-        .prop_map(|(addresses, routes)| NetworkConfig {
-            interface: Some(InterfaceConfig { addresses, ..InterfaceConfig::default() }),
+    let vrf = proptest::option::of(Just(config::VrfConfig { name: "blue".into(), table: Some(1500) }));
+    (
+        proptest::option::of(proptest::collection::vec(net(), 0..4)),
+        proptest::option::of(proptest::collection::vec(route, 0..4)),
+        vrf,
+    )
+        .prop_map(|(addresses, routes, vrf)| NetworkConfig {
+            interface: Some(InterfaceConfig { addresses, vrf, ..InterfaceConfig::default() }),
             routes,
             ..NetworkConfig::default()
         })
@@ -84,7 +89,7 @@ fn check_invariants(plan: &Plan) {
         Step::Vf { .. } => -2,
         Step::DetachPrograms { .. } => -1,
         Step::Move { .. } | Step::Create { .. } => 0,
-        Step::Sysctl { .. } | Step::Ethtool { .. } => 1,
+        Step::Vrf { .. } | Step::Link { .. } | Step::AltName { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => 1,
         Step::Address { address } if !addresses::needs_link_up(address) => 2,
         Step::Up => 3,
         Step::Address { .. } => 4,
@@ -98,6 +103,9 @@ fn check_invariants(plan: &Plan) {
     assert_eq!(ranks.iter().filter(|r| **r == 0).count(), 1);
     assert_eq!(ranks.iter().filter(|r| **r == 3).count(), 1);
 
+    if plan.steps.iter().any(|s| matches!(s, Step::Vrf { .. })) {
+        assert!(routes(plan).iter().all(|r| r.table == 1500) && rules(plan).is_empty(), "{plan:?}");
+    }
     let ips: HashSet<IpAddr> = addresses(plan).iter().map(|a| a.ip).collect();
     let routes = routes(plan);
     let mut keys = HashSet::new();
