@@ -111,7 +111,7 @@ pub(crate) const ALL: &[Scenario] = &[
     scenario!("peer-06-metrics", 60, peer::metrics, "metrics on localhost:9177, seen from the host's network"),
     scenario!("peer-07-mtu-mac", 60, peer::mtu_mac, "name, address, MTU and link-layer address"),
     scenario!("peer-07-ethtool", 90, configure::ethtool, "ethtool features by their long names"),
-    scenario!("peer-08-big-tcp", later CONFIGURE, 90, configure::big_tcp, "GSO and GRO sizes"),
+    scenario!("peer-08-big-tcp", 90, configure::big_tcp, "GSO and GRO sizes"),
     scenario!("peer-09-tc-filter", 90, configure::tc_filter, "attributes ebpf and tcFilterNames"),
     scenario!("peer-10-tcx", 90, configure::tcx, "attribute tcxProgramNames"),
     scenario!("peer-11-no-ebpf", 90, configure::no_ebpf, "disableEbpfPrograms"),
