@@ -134,7 +134,8 @@ fn each_bad_value_exits_64_names_its_flag_and_touches_nothing() {
     }
     // Whoever adds a flag adds a bad value for it, or says here that it has none.
     let help = stdout(&dranic(&["agent", "--help"], &[]));
-    let flags = help.split_whitespace().filter_map(|w| w.strip_prefix("--")).map(|w| w.trim_end_matches([',', '.', ')', ';']));
+    let flags =
+        help.split_whitespace().filter_map(|w| w.strip_prefix("--")).map(|w| w.trim_end_matches([',', '.', ':', ')', ';']));
     for flag in flags.filter(|f| !["help", "version", "offer-veth", "need-default-route"].contains(f)) {
         assert!(seen.contains(format!("--{flag}").as_str()), "no bad value for --{flag} is tested");
     }

@@ -182,7 +182,7 @@ mod tests {
         assert!(matches!(&plan.steps[0], Step::Create { mtu: Some(1400), .. }), "{:?}", plan.steps);
         assert_eq!(plan.steps[0].undo(), Undo::DeleteLink);
         assert_eq!(plan.pod_link.as_str(), "nic0");
-        assert_eq!(plan.steps[0].describe(), "making a macvlan (mode bridge) link in the pod as nic0");
+        assert_eq!(plan.steps[0].describe(), "making a macvlan (mode bridge) link in the pod as nic0, with an MTU of 1400 bytes");
         assert!(!plan.steps.iter().any(|step| matches!(step, Step::Move { .. })));
     }
 

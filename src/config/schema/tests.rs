@@ -151,9 +151,12 @@ fn ranges_of_the_schema_are_those_of_the_checks() {
         }
     };
     for (path, document, schema) in all {
-        // A name that is needed beside it.
-        let document =
-            if path == "interface.vrf.table" { json!({"interface": {"vrf": {"name": "a", "table": "HERE"}}}) } else { document };
+        // What is needed beside it.
+        let document = match path.as_str() {
+            "interface.vrf.table" => json!({"interface": {"vrf": {"name": "a", "table": "HERE"}}}),
+            "interface.vlan.id" => json!({"interface": {"type": "vlan", "vlan": {"id": "HERE"}}}),
+            _ => document,
+        };
         let (min, max) = (i128::from(schema["minimum"].as_i64().unwrap()), i128::from(schema["maximum"].as_i64().unwrap()));
         let not_yet = {
             let text = document.to_string().replace("\"HERE\"", &max.to_string());
