@@ -7,12 +7,25 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use dranic::agent::status::Status;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::process::Command;
 
 /// No command that a scenario runs takes longer.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
+/// Longer than the chart's `minReadySeconds`, by what clocks of one second lose.
+const SETTLED: Duration = Duration::from_secs(8);
+
+/// For how long the pod has been ready; none if it is not.
+fn ready_since(pod: &Pod) -> Option<Duration> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let ready = conditions.iter().find(|c| c.type_ == "Ready" && c.status == "True")?;
+    let since = ready.last_transition_time.as_ref()?.0;
+    std::time::SystemTime::now().duration_since(since.into()).ok()
+}
 
 /// A running cluster.
 #[derive(Clone)]
@@ -103,6 +116,7 @@ impl Cluster {
 
     /// Gives the chart these values beside those it has (`a.b=c`).
     pub(crate) async fn chart_values(&self, values: &[&str]) -> Result<()> {
+        self.agents_settle().await?;
         let chart = self.script_path("../../charts/dranic");
         let upgrade =
             ["helm", "upgrade", "dranic", &chart, "--namespace", "dranic", "--reuse-values", "--wait", "--timeout", "50s"];
@@ -111,8 +125,26 @@ impl Cluster {
 
     /// The values of before.
     pub(crate) async fn chart_back(&self) -> Result<()> {
+        self.agents_settle().await?;
         let back = ["helm", "rollback", "dranic", "--namespace", "dranic", "--wait", "--timeout", "50s"];
         output(&mut self.inside("node1", &back)).await.map(drop)
+    }
+
+    /// Waits until the agents' pods have been ready for longer than the chart's `minReadySeconds` (5 s), at most 30 s. The DaemonSet
+    /// controller looks once for pods that became ready within that time, when the first of them has been ready for so long: an update
+    /// before that would wait for ever (seen with Kubernetes 1.37).
+    pub(crate) async fn agents_settle(&self) -> Result<()> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), "dranic");
+        let end = tokio::time::Instant::now() + Duration::from_secs(30);
+        while tokio::time::Instant::now() < end {
+            let all = pods.list(&ListParams::default()).await?;
+            let settled = |pod: &Pod| ready_since(pod).is_some_and(|since| since > SETTLED);
+            if all.items.len() == self.nodes.len() && all.iter().all(settled) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        Ok(())
     }
 
     /// Brings NICs back that went with a pod's namespace.

@@ -99,9 +99,8 @@ pub(super) async fn overlap(c: Context) -> Result<()> {
     let over = AtomicBool::new(false);
     let most = AtomicUsize::new(0);
     let updating = async {
-        // The DaemonSet controller looks once for pods that became ready within minReadySeconds, when the first of them has been ready
-        // for so long: an update just after the tap has killed an agent would wait for ever (seen with Kubernetes 1.37).
-        tokio::time::sleep(Duration::from_secs(8)).await;
+        // The tap has killed an agent.
+        c.cluster.agents_settle().await?;
         let done = roll(&c, &sets, &format!("overlap-{}", c.seed)).await;
         over.store(true, Ordering::Relaxed);
         done
