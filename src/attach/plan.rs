@@ -29,10 +29,10 @@ pub use step::{Step, Undo};
 /// Least MTU of IPv6, bytes (`IPV6_MIN_MTU`, `linux/ipv6.h`): below it the kernel turns IPv6 off on the link.
 const MTU_MIN_IPV6: u32 = 1280;
 
-/// The plan of one device. Steps are in the order they are carried out: programs off (in prepare), move (or create), sysctls, `ethtool` settings, VRF
-/// (which would drop IPv6 addresses), properties, altnames, addresses, up, neighbours, routes (those of link scope before those that need
-/// them), rules. IPv6 addresses with an end come right after up: the kernel makes no connected route for one that was added to a link that
-/// is down.
+/// The plan of one device. Steps are in the order they are carried out: virtual function and programs off (both in prepare), move
+/// (or create), sysctls, `ethtool` settings, VRF (which would drop IPv6 addresses), properties, altnames, addresses, up, neighbours,
+/// routes (those of link scope before those that need them), rules. IPv6 addresses with an end come right after up: the kernel makes
+/// no connected route for one that was added to a link that is down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {

@@ -4,8 +4,8 @@ use crate::inventory::HardwareId;
 use crate::ledger::{DeviceRecord, Phase};
 use crate::netdev::{Child, Link};
 
-/// Whether `link`, on the host or moved into a pod, is the device of `record`: what the hardware says, or, for a link without hardware, its kind and one of the
-/// addresses it can have by now.
+/// Whether `link`, on the host or moved into a pod, is the device of `record`: what the hardware says, or, for a link without
+/// hardware, its kind and one of the addresses it can have by now.
 pub(super) fn is_device(record: &DeviceRecord, link: &Link) -> bool {
     match &record.hardware {
         HardwareId::Virtual { kind, .. } => link.kind.as_deref().unwrap_or_default() == kind && has_known_address(record, link),

@@ -185,7 +185,8 @@ impl Engine {
         prepared
     }
 
-    /// A prepare that was killed may have left links up, virtual functions as they were, and devices without the lease that they wait for.
+    /// A prepare that was killed may have left links up, virtual functions as they were, and devices without the lease that they
+    /// wait for.
     fn go_on(&self, record: Arc<ClaimRecord>, claim: &ResolvedClaim) -> Result<Arc<ClaimRecord>, PrepareReason> {
         if !record.devices.iter().any(DeviceRecord::lacks_lease) {
             return self.change_host(&record);
@@ -193,8 +194,8 @@ impl Engine {
         self.finish(record, claim)
     }
 
-    /// What follows the first record: virtual functions (the VLAN of one decides which DHCP server it reaches), leases, and links down.
-    /// Puts everything back where that fails.
+    /// What follows the first record: virtual functions (the VLAN of one decides which DHCP server it reaches), leases, and links
+    /// down. Puts everything back where that fails.
     fn finish(&self, record: Arc<ClaimRecord>, claim: &ResolvedClaim) -> Result<Arc<ClaimRecord>, PrepareReason> {
         let leased = self.set_vfs(&record).and_then(|()| self.get_leases(record, claim));
         leased.and_then(|record| self.change_host(&record)).inspect_err(|_| {

@@ -11,7 +11,7 @@ use crate::crash;
 use crate::dhcp::{Client, DhcpError, Identity, Lease, Moment, Port, State, state};
 use crate::ledger::{Attachment, ClaimRecord, DeviceRecord, DhcpRecord, Durability, Phase};
 use crate::names::{ClaimUid, DeviceName};
-use crate::netdev::{address, link, route};
+use crate::netdev::{Route, address, link, route};
 use crate::netlink::{NetlinkError, RouteSocket};
 use crate::netns::Netns;
 
@@ -236,16 +236,27 @@ impl Engine {
 /// The client's end of the device's link, in the pod.
 fn port_inside(device: &DeviceRecord, attachment: &Attachment) -> Result<Port, String> {
     let links = RouteSocket::open().and_then(|mut socket| link::list(&mut socket, look_deadline())).map_err(|e| e.to_string())?;
-    port(locate::find(device, attachment.index, &links).ok_or("it is not in the pod any more")?)
+    port(locate::in_pod(device, attachment.index, &links).ok_or("it is not in the pod any more")?)
 }
 
-/// The plan's steps with `new` in place of `old`. A route of the claim's own to the same destination stays alone.
+/// The routes of `lease` as they belong into a plan of `steps`: in the table of the VRF, where the link is in one. A route of the
+/// claim's own to the same destination stays alone.
+fn leased_routes(steps: &[Step], lease: &Lease) -> Vec<Step> {
+    let vrf = steps.iter().find_map(|step| if let Step::Vrf { table, .. } = step { Some(*table) } else { None });
+    let is_configured = |route: &Route| {
+        steps.iter().any(|step| match step {
+            Step::Route { route: own, configured: true } => (own.destination, own.table) == (route.destination, route.table),
+            _ => false,
+        })
+    };
+    let in_table = |route: Route| Route { table: vrf.unwrap_or(route.table), ..route };
+    let routes = dhcp::routes(lease).into_iter().map(in_table).filter(|route| !is_configured(route));
+    routes.map(|route| Step::Route { route, configured: false }).collect()
+}
+
+/// The plan's steps with `new` in place of `old`.
 fn with_lease(steps: &[Step], old: &Lease, new: &Lease) -> Vec<Step> {
-    let mut routes: Vec<Step> = dhcp::routes(new)
-        .into_iter()
-        .filter(|route| !steps.iter().any(|s| matches!(s, Step::Route { route: own, configured: true } if own.destination == route.destination && own.table == route.table)))
-        .map(|route| Step::Route { route, configured: false })
-        .collect();
+    let mut routes = leased_routes(steps, new);
     let mut all = Vec::with_capacity(steps.len() + routes.len());
     for step in steps {
         match step {
@@ -294,5 +305,49 @@ fn delete_inside(netns: &Netns, index: u32, lease: &Lease) -> Result<(), Netlink
     match socket.request(address::delete_request(index, &dhcp::leased_address(lease, Moment::now())), look_deadline()) {
         Err(error) if !gone(&error) => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn lease(address: &str) -> Lease {
+        let route = json!({"destination": "10.70.0.0/16", "gateway": "10.9.0.1"});
+        let lease = json!({
+            "address": address, "prefixLen": 24, "server": "10.9.0.1", "via": "02:00:00:00:00:01", "leaseSeconds": 200,
+            "renewSeconds": 100, "rebindSeconds": 174, "obtainedBootMs": 1000, "obtainedUnixMs": 1, "routes": [route]
+        });
+        serde_json::from_value(lease).unwrap()
+    }
+
+    /// Table and destination of each route, by the plan that prepare made and by the one after another lease.
+    fn tables(interface: serde_json::Value) -> [Vec<(u32, String)>; 2] {
+        let config = serde_json::from_value(json!({"interface": interface})).unwrap();
+        let host = serde_json::from_value(json!({
+            "index": 7, "name": "nic0", "mtu": 1500, "address": "02:00:00:00:00:02", "flags": 1, "addresses": [], "routes": [],
+            "rules": [], "neighbours": [], "sysctls": {}
+        }));
+        let (old, new) = (lease("10.9.0.5"), lease("10.9.0.6"));
+        let plan = crate::attach::plan::plan_with(&config, &host.unwrap(), Some(&old)).unwrap();
+        let after = with_lease(&plan.steps, &old, &new);
+        [plan.steps, after].map(|steps| {
+            let routes =
+                steps.into_iter().filter_map(|step| if let Step::Route { route, .. } = step { Some(route) } else { None });
+            routes.map(|route| (route.table, route.destination.to_string())).collect()
+        })
+    }
+
+    #[test]
+    fn another_lease_has_its_routes_where_the_first_had_them() {
+        for (interface, table) in
+            [(json!({"dhcp": true}), 254), (json!({"dhcp": true, "vrf": {"name": "blue", "table": 1500}}), 1500)]
+        {
+            let [first, then] = tables(interface);
+            assert_eq!(first, [(table, "10.70.0.0/16".to_owned())]);
+            assert_eq!(then, first);
+        }
     }
 }
