@@ -21,7 +21,8 @@ pub use sysctls::FieldSysctl;
 pub use types::{
     AddrGenMode, ChannelsConfig, CoalesceConfig, Copies, EthtoolConfig, HostStateConfig, InterfaceConfig, InterfaceKind,
     Ipv6Config, IpvlanConfig, IpvlanFlag, IpvlanMode, LinkState, MacvlanConfig, MacvlanMode, NeighborConfig, NetworkConfig,
-    PauseConfig, Restore, RingsConfig, RouteConfig, RouteKind, RuleConfig, Take, VfConfig, VlanConfig, VlanProtocol, VrfConfig,
+    PauseConfig, RdmaCharDevice, RdmaConfig, RdmaLimits, RdmaNetnsMode, Restore, RingsConfig, RouteConfig, RouteKind, RuleConfig,
+    Take, VfConfig, VlanConfig, VlanProtocol, VrfConfig,
 };
 
 use duplicates::PathText;

@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::names::DeviceName;
+use crate::names::{DeviceName, RdmaDeviceName};
 use crate::netdev::Link;
+use crate::rdma::{Guid, Protocol};
 
 pub use hardware::HardwareId;
 pub use watch::{Inventory, InventoryConfig, InventoryError};
@@ -43,6 +44,26 @@ pub struct Device {
     pub link: Option<Link>,
     /// Attributes without a domain are in the driver's own.
     pub attributes: Attributes,
+    /// Its RDMA device, while the host sees it.
+    pub rdma: Option<RdmaPart>,
+    /// It is an RDMA device without a link, on the host or lent: InfiniBand without IPoIB, EFA.
+    pub is_rdma_only: bool,
+}
+
+/// The RDMA device that belongs to a device, as the host sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RdmaPart {
+    /// Its name now.
+    pub name: RdmaDeviceName,
+    /// The port that belongs to the link; from 1.
+    pub port: u32,
+    /// What is spoken on it.
+    pub protocol: Protocol,
+    /// Of the RDMA device.
+    pub node_guid: Option<Guid>,
+    /// Other RDMA devices of the same function whose management files belong to the same port: a planar one has a device for subnet
+    /// management beside the one for traffic.
+    pub companions: Vec<RdmaDeviceName>,
 }
 
 /// A link that is there, but not offered.
@@ -70,6 +91,8 @@ pub struct Lent {
     pub index: u32,
     /// Its name on the host when it was lent.
     pub host_name: String,
+    /// It is an RDMA device without a link.
+    pub is_rdma_only: bool,
 }
 
 /// What the operator wants to be offered.

@@ -25,4 +25,5 @@ pub mod netdev;
 pub mod netlink;
 pub mod netns;
 pub mod nri;
+pub mod rdma;
 pub mod telemetry;

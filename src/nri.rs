@@ -10,6 +10,7 @@ pub mod mux;
 pub mod session;
 mod wire;
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::Instant;
 
@@ -73,6 +74,8 @@ pub struct OciHook {
 pub struct Adjustment {
     /// Added to what it has.
     pub create_runtime: Vec<OciHook>,
+    /// Files of the container's cgroup (v2) and what is written to them.
+    pub unified: BTreeMap<String, String>,
 }
 
 /// Why a hook refuses. The text goes to the pod's event, so it names driver, pod, device, step, cause and what to do: the

@@ -61,7 +61,7 @@ async fn hooks_get_their_sandbox_and_container() {
             ..ContainerSpec::default()
         };
         let gate = OciHook { path: "/opt/gate".into(), args: vec!["gate".into(), "--pod".into()], timeout: 65 };
-        *rig.handler.adjustment.lock().unwrap() = Adjustment { create_runtime: vec![gate] };
+        *rig.handler.adjustment.lock().unwrap() = Adjustment { create_runtime: vec![gate], ..Adjustment::default() };
         let relay = double.create_container("a", &container).await;
         let adjusted = relay.adjustments[0].hooks.as_ref().unwrap();
         assert_eq!((adjusted.create_runtime[0].path.as_str(), adjusted.create_runtime[0].args.len()), ("/opt/gate", 2));

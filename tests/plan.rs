@@ -55,6 +55,7 @@ fn command(step: &Step, host_name: &str, link: &str) -> String {
             format!("echo {value} > /proc/sys/net/{directory}/{link}/{leaf}")
         }
         Step::Ethtool { change } => unreachable!("no host state here has {change}"),
+        Step::Rdma { device, .. } => unreachable!("no plan here has {device}"),
         Step::Create { child, .. } => unreachable!("no configuration here asks for {child:?}"),
         Step::Up => format!("ip link set {link} up"),
         Step::Address { address } => add_address(address),

@@ -155,7 +155,7 @@ impl Hooks {
             _ => {}
         }
         let has_it = container.create_runtime.contains(&guard.path);
-        Ok(Adjustment { create_runtime: if has_it { Vec::new() } else { vec![guard] } })
+        Ok(Adjustment { create_runtime: if has_it { Vec::new() } else { vec![guard] }, ..Adjustment::default() })
     }
 }
 

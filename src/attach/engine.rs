@@ -210,6 +210,7 @@ fn lent_device(device: &DeviceRecord) -> Lent {
         attributes: device.attributes.clone(),
         index: device.host.index,
         host_name: device.host.name.clone(),
+        is_rdma_only: !device.has_link(),
     }
 }
 

@@ -36,7 +36,7 @@ const MTU_MIN_IPV6: u32 = 1280;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
-    /// Name in the pod.
+    /// Name in the pod. Of a device without link: what there is of the RDMA device's name in so many bytes, for people.
     pub pod_link: PodLinkName,
     /// In order.
     pub steps: Vec<Step>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     ChannelsConfig, CoalesceConfig, EthtoolConfig, HostStateConfig, InterfaceConfig, Ipv6Config, IpvlanConfig, MacvlanConfig,
-    NetworkConfig, PauseConfig, RingsConfig, VfConfig, VlanConfig, VrfConfig,
+    NetworkConfig, PauseConfig, RdmaConfig, RdmaLimits, RingsConfig, VfConfig, VlanConfig, VrfConfig,
 };
 
 /// A function that lays one value of a type over another: the `values` that it names win, `objects` are merged field by field by
@@ -43,7 +43,7 @@ fn map<T>(mut base: BTreeMap<String, T>, over: BTreeMap<String, T>) -> BTreeMap<
 
 over!(network: NetworkConfig {
     values: [profile, routes, rules, neighbors, restore],
-    objects: [interface: interface, ethtool: ethtool, vf: vf, host_state: host_state],
+    objects: [interface: interface, ethtool: ethtool, vf: vf, rdma: rdma, host_state: host_state],
 });
 
 over!(interface: InterfaceConfig {
@@ -82,4 +82,9 @@ over!(vf: VfConfig {
     values: [vlan, qos, proto, mac, spoof_check, trust, min_tx_rate, max_tx_rate, link_state],
     objects: [],
 });
+over!(rdma: RdmaConfig {
+    values: [enabled, netns_mode, char_devices, wait_for_port],
+    objects: [limits: limits],
+});
+over!(limits: RdmaLimits { values: [hca_handles, hca_objects], objects: [] });
 over!(host_state: HostStateConfig { values: [addresses, routes, rules, neighbors], objects: [] });

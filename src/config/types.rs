@@ -3,6 +3,7 @@
 mod child;
 mod ethtool;
 mod host;
+mod rdma;
 mod routing;
 mod vf;
 
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 pub use child::{IpvlanConfig, IpvlanFlag, IpvlanMode, MacvlanConfig, MacvlanMode, VlanConfig, VlanProtocol};
 pub use ethtool::{ChannelsConfig, CoalesceConfig, EthtoolConfig, PauseConfig, RingsConfig};
 pub use host::{AddrGenMode, Copies, HostStateConfig, Ipv6Config, Restore, Take};
+pub use rdma::{RdmaCharDevice, RdmaConfig, RdmaLimits, RdmaNetnsMode};
 pub use routing::{NeighborConfig, RouteConfig, RouteKind, RuleConfig};
 pub use vf::{LinkState, VfConfig};
 
@@ -50,6 +52,9 @@ pub struct NetworkConfig {
     /// What the physical function sets for this virtual function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vf: Option<VfConfig>,
+    /// The RDMA device that belongs to the NIC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<RdmaConfig>,
     /// What comes along from the host; everything by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_state: Option<HostStateConfig>,

@@ -45,7 +45,14 @@ fn keep(previous: Option<&Scan>, lent: &[Lent], problem: String) -> Scan {
 }
 
 fn lent_device(lent: &Lent, link: Option<&Link>) -> Device {
-    Device { name: lent.name.clone(), hardware: lent.hardware.clone(), link: link.cloned(), attributes: lent.attributes.clone() }
+    Device {
+        name: lent.name.clone(),
+        hardware: lent.hardware.clone(),
+        link: link.cloned(),
+        attributes: lent.attributes.clone(),
+        rdma: None,
+        is_rdma_only: lent.is_rdma_only,
+    }
 }
 
 fn sorted(mut scan: Scan) -> Scan {
@@ -107,7 +114,14 @@ impl<'a> Look<'a> {
             if let Some(programs) = self.snapshot.programs.get(&link.index) {
                 attributes.extend(attributes::of_programs(link, programs));
             }
-            scan.devices.push(Device { name, hardware: hardware.clone(), link: Some(link.clone()), attributes });
+            scan.devices.push(Device {
+                name,
+                hardware: hardware.clone(),
+                link: Some(link.clone()),
+                attributes,
+                rdma: None,
+                is_rdma_only: false,
+            });
         }
         sorted(scan)
     }

@@ -120,6 +120,7 @@ fn lend(device: &Device) -> Lent {
         attributes: device.attributes.clone(),
         index: link.index,
         host_name: link.name.clone(),
+        is_rdma_only: false,
     }
 }
 

@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::attach::Plan;
+use crate::config::RdmaLimits;
 use crate::dhcp::Lease;
 use crate::inventory::{Attributes, HardwareId};
-use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
+use crate::names::{ClaimUid, DeviceName, PodUid, RdmaDeviceName, SandboxId};
 use crate::netdev::{Child, HostState};
 use crate::netns::NetnsId;
+use crate::rdma::{CharDeviceKind, Gid, Guid, NetnsMode, Protocol};
 
 /// A device of a claim, or its share of one: several shares of a device may be in one claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,6 +106,53 @@ pub struct DhcpRecord {
     pub lost: Option<String>,
 }
 
+/// The RDMA device that the pod gets with, or as, a device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RdmaRecord {
+    /// Its name on the host when it was lent.
+    pub name: RdmaDeviceName,
+    /// The kernel's index of it: the same in every namespace, until its driver registers it anew.
+    pub index: u32,
+    /// What it is, whatever its index and name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_guid: Option<Guid>,
+    /// The port that belongs to the link; from 1.
+    pub port: u32,
+    /// What is spoken on it.
+    pub protocol: Protocol,
+    /// The node's mode when it was prepared. `Exclusive`: it moves.
+    pub mode: NetnsMode,
+    /// What containers that use the claim get.
+    pub char_devices: Vec<CharDeviceKind>,
+    /// RDMA devices whose management files (umad, issm) belong to the same port, and go with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub companions: Vec<RdmaDeviceName>,
+    /// Limits of each container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<RdmaLimits>,
+    /// Containers are held back until it is usable.
+    pub wait_for_port: bool,
+    /// What it can be used by in the pod; none before it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usable: Option<RdmaUsable>,
+    /// Why it can't be used (yet), for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// What was seen of an RDMA device in the pod when it was ready.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RdmaUsable {
+    /// Its GIDs, those of the link's addresses first.
+    pub gids: Vec<Gid>,
+    /// Whether it was opened by verbs; else only the kernel's tables were read.
+    pub opened: bool,
+    /// Milliseconds since 1970.
+    pub at_unix_ms: u64,
+}
+
 /// One device of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -128,6 +177,9 @@ pub struct DeviceRecord {
     /// Its lease, where its address comes by DHCP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dhcp: Option<DhcpRecord>,
+    /// Its RDMA device, where the pod gets one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<RdmaRecord>,
     /// How far it is.
     pub phase: Phase,
     /// Where it is, unless `Prepared`.
@@ -154,6 +206,18 @@ impl DeviceRecord {
     #[must_use]
     pub fn lacks_lease(&self) -> bool {
         self.dhcp.is_some() && self.lease().is_none()
+    }
+
+    /// Whether it is a link, or has one. Otherwise it is an RDMA device alone, and `host` and `plan.pod_link` say nothing of a link.
+    #[must_use]
+    pub fn has_link(&self) -> bool {
+        self.host.index != 0
+    }
+
+    /// The RDMA device, where it moves into the pod.
+    #[must_use]
+    pub fn moving_rdma(&self) -> Option<&RdmaRecord> {
+        self.rdma.as_ref().filter(|rdma| rdma.mode == NetnsMode::Exclusive)
     }
 
     /// What tells it from all others of this node.

@@ -73,6 +73,8 @@ mod tests {
             hardware: HardwareId::Virtual { kind: "veth".to_owned(), address: None, twin: None },
             link: None,
             attributes: BTreeMap::new(),
+            rdma: None,
+            is_rdma_only: false,
         };
         let withheld = Withheld { link: "eth0".to_owned(), device: None, reason: "it is the uplink".to_owned() };
         Scan { devices: vec![device("pci-0000-8a-00-0"), device("pci-0000-8b-00-0")], withheld: vec![withheld], problems: vec![] }

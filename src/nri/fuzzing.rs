@@ -216,7 +216,7 @@ impl SandboxHandler for Scripted {
     async fn create_container(&self, sandbox: Sandbox, container: Container, _: Instant) -> Result<Adjustment, HookError> {
         Self::does(&sandbox)?;
         let hooks = container.create_runtime.into_iter().map(|path| OciHook { args: vec![path.clone()], path, timeout: 1 });
-        Ok(Adjustment { create_runtime: hooks.collect() })
+        Ok(Adjustment { create_runtime: hooks.collect(), ..Adjustment::default() })
     }
 
     async fn stop_pod_sandbox(&self, _: Sandbox, _: Instant) {}

@@ -135,12 +135,15 @@ pub(super) fn event(message: &[u8]) -> Result<i32, Malformed> {
 
 /// The answer to a hook, encoded. Nothing to change is the empty message, which is the answer to every other hook as well.
 pub(super) fn answer(adjustment: Adjustment) -> Vec<u8> {
-    if adjustment.create_runtime.is_empty() {
+    let Adjustment { create_runtime, unified } = adjustment;
+    if create_runtime.is_empty() && unified.is_empty() {
         return Vec::new();
     }
-    let create_runtime = adjustment.create_runtime.into_iter().map(proto::Hook::from).collect();
-    let hooks = Some(proto::Hooks { create_runtime, ..proto::Hooks::default() });
-    let adjust = Some(proto::ContainerAdjustment { hooks, ..proto::ContainerAdjustment::default() });
+    let create_runtime: Vec<_> = create_runtime.into_iter().map(proto::Hook::from).collect();
+    let hooks = (!create_runtime.is_empty()).then(|| proto::Hooks { create_runtime, ..proto::Hooks::default() });
+    let resources = (!unified.is_empty()).then(|| proto::LinuxResources { unified: unified.into_iter().collect() });
+    let linux = resources.map(|resources| proto::LinuxContainerAdjustment { devices: Vec::new(), resources: Some(resources) });
+    let adjust = Some(proto::ContainerAdjustment { hooks, linux, ..proto::ContainerAdjustment::default() });
     proto::CreateContainerResponse { adjust }.encode_to_vec()
 }
 

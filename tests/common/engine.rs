@@ -52,7 +52,14 @@ fn device(link: Link) -> Device {
         Some(parent) => HardwareId::Pci { address: parent.name.clone(), port: String::new() },
         None => HardwareId::Virtual { kind: "veth".to_owned(), address: link.address.clone(), twin: None },
     };
-    Device { name: hardware.device_name(), hardware, link: Some(link), attributes: BTreeMap::new() }
+    Device {
+        name: hardware.device_name(),
+        hardware,
+        link: Some(link),
+        attributes: BTreeMap::new(),
+        rdma: None,
+        is_rdma_only: false,
+    }
 }
 
 impl World {

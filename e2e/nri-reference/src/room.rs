@@ -94,7 +94,7 @@ impl SandboxHandler for Scripted {
         self.add(Seen::Container(container));
         self.work("create", sandbox).await?;
         let hook = OciHook { path: HOOK.to_owned(), args: vec!["guard".to_owned()], timeout: 60 };
-        Ok(Adjustment { create_runtime: if hooked { vec![hook] } else { Vec::new() } })
+        Ok(Adjustment { create_runtime: if hooked { vec![hook] } else { Vec::new() }, ..Adjustment::default() })
     }
 
     async fn stop_pod_sandbox(&self, sandbox: Sandbox, _: Instant) {

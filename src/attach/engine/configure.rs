@@ -51,6 +51,7 @@ fn staged(steps: &[Step]) -> impl Iterator<Item = (Stage, &Step)> {
             Step::DetachPrograms { .. }
             | Step::Vf { .. }
             | Step::Move { .. }
+            | Step::Rdma { .. }
             | Step::Create { .. }
             | Step::Sysctl { .. }
             | Step::Ethtool { .. } => return None,
@@ -107,6 +108,7 @@ fn requests(job: &Job, step: &Step) -> Vec<Request> {
         Step::DetachPrograms { .. }
         | Step::Vf { .. }
         | Step::Move { .. }
+        | Step::Rdma { .. }
         | Step::Create { .. }
         | Step::Sysctl { .. }
         | Step::Ethtool { .. } => return Vec::new(),

@@ -315,6 +315,7 @@ impl Engine {
                 hardware: device.hardware.clone(),
                 attributes: device.attributes.clone(),
                 dhcp: wants_dhcp(&wanted.config).then(DhcpRecord::default),
+                rdma: None,
                 host,
                 plan,
                 phase: Phase::Prepared,

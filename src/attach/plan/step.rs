@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::names::PodLinkName;
+use crate::names::{PodLinkName, RdmaDeviceName};
 use crate::netdev::ethtool::Change;
 use crate::netdev::vf::VfSettings;
 use crate::netdev::{Address, Child, LinkAddress, LinkSettings, Neighbour, Route, Rule};
+use crate::rdma::{CharDeviceKind, NetnsMode};
 
 /// One step inside (or into) the pod's namespace, or in prepare.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +37,16 @@ pub enum Step {
         mtu: Option<u32>,
         /// Link-layer address in the pod, when it is not the host's.
         address: Option<LinkAddress>,
+    },
+    /// Give the pod the RDMA device: in exclusive mode it moves, after the link; in either mode containers get character devices.
+    #[serde(rename_all = "camelCase")]
+    Rdma {
+        /// Its name on the host.
+        device: RdmaDeviceName,
+        /// The node's mode.
+        mode: NetnsMode,
+        /// What containers get.
+        char_devices: Vec<CharDeviceKind>,
     },
     /// Make a link on top of the device, in the pod. The device stays on the host, as it is.
     Create {
@@ -141,6 +152,13 @@ pub enum Undo {
         /// Name of the VRF.
         name: PodLinkName,
     },
+    /// Move the RDMA device back to the host, under its name there, before the link.
+    MoveRdmaBack {
+        /// Its name on the host.
+        device: RdmaDeviceName,
+    },
+    /// Nothing: the character devices end with the containers.
+    WithContainers,
     /// Moving the link back does not undo it: the host state is restored afterwards ([`crate::netdev::host_state::restore`]).
     Restore,
     /// Delete the policy rule, which would stay in the pod.
@@ -166,6 +184,8 @@ impl Undo {
             Self::RemoveAltName { name } => format!("taking altname {name} away"),
             Self::LeaveVrf { name } => format!("deleting VRF {name} when the last link has left it, if it was made for this pod"),
             Self::AttachPrograms => "attaching its eBPF programs again, once it is on the host".to_owned(),
+            Self::MoveRdmaBack { device } => format!("moving RDMA device {device} back to the host, before the link"),
+            Self::WithContainers => "nothing: it ends with the containers".to_owned(),
             Self::MoveBack => "moving it back to the host, under its name there".to_owned(),
             Self::DeleteLink => "deleting the link in the pod".to_owned(),
             Self::WithMove => "nothing: it goes when the link is moved back".to_owned(),
@@ -194,6 +214,8 @@ impl Step {
             Self::Vf { pf, index, before, .. } => Undo::RestoreVf { pf: pf.clone(), index: *index, before: before.clone() },
             Self::DetachPrograms { .. } => Undo::AttachPrograms,
             Self::Move { .. } => Undo::MoveBack,
+            Self::Rdma { device, mode: NetnsMode::Exclusive, .. } => Undo::MoveRdmaBack { device: device.clone() },
+            Self::Rdma { mode: NetnsMode::Shared, .. } => Undo::WithContainers,
             Self::Create { .. } => Undo::DeleteLink,
             Self::Vrf { name, .. } => Undo::LeaveVrf { name: name.clone() },
             Self::AltName { name } => Undo::RemoveAltName { name: name.clone() },
@@ -220,6 +242,7 @@ impl Step {
             Self::Vf { .. } => "vf",
             Self::DetachPrograms { .. } => "detachPrograms",
             Self::Move { .. } => "move",
+            Self::Rdma { .. } => "rdma",
             Self::Create { .. } => "create",
             Self::Vrf { .. } => "vrf",
             Self::Link { .. } => "link",
@@ -244,6 +267,11 @@ impl Step {
                 let mtu = mtu.map(|mtu| format!(", with an MTU of {mtu} bytes")).unwrap_or_default();
                 let address = address.as_ref().map(|address| format!(", with address {address}")).unwrap_or_default();
                 format!("moving it into the pod as {name}{mtu}{address}")
+            }
+            Self::Rdma { device, mode, char_devices } => {
+                let kinds = char_devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                let moved = if *mode == NetnsMode::Exclusive { "moving it into the pod, and " } else { "" };
+                format!("giving the pod RDMA device {device}: {moved}its character devices into containers ({kinds})")
             }
             Self::Create { child, name, mtu, .. } => {
                 let mtu = mtu.map(|mtu| format!(", with an MTU of {mtu} bytes")).unwrap_or_default();

@@ -132,7 +132,7 @@ mod tests {
             let hardware = HardwareId::Pci { address: format!("0000:{number:02x}:00.0"), port: String::new() };
             let texts = [("ifName", format!("rail{number}")), ("encapsulation", "ether".to_owned())];
             let attributes: Attributes = texts.into_iter().map(|(k, v)| (k.to_owned(), Attribute::String(v))).collect();
-            inventory::Device { name: hardware.device_name(), hardware, link: None, attributes }
+            inventory::Device { name: hardware.device_name(), hardware, link: None, attributes, rdma: None, is_rdma_only: false }
         };
         Scan { devices: (0..count).map(device).collect(), ..Scan::default() }
     }

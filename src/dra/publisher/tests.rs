@@ -239,6 +239,8 @@ fn found(name: &str, attributes: &[(&str, Attribute)]) -> inventory::Device {
         hardware: HardwareId::Virtual { kind: "dummy".to_owned(), address: None, twin: Some(1) },
         link: None,
         attributes: attributes.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect(),
+        rdma: None,
+        is_rdma_only: false,
     }
 }
 

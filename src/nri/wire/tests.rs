@@ -46,7 +46,7 @@ fn nothing_to_change_is_the_empty_answer_and_a_hook_comes_whole() {
     assert_eq!(answer(Adjustment::default()), Vec::<u8>::new());
     let args = vec!["gate".to_owned(), "--pod".to_owned()];
     let hook = OciHook { path: "/opt/gate".into(), args: args.clone(), timeout: 65 };
-    let bytes = answer(Adjustment { create_runtime: vec![hook] });
+    let bytes = answer(Adjustment { create_runtime: vec![hook], ..Adjustment::default() });
     let adjust = proto::CreateContainerResponse::decode(&bytes[..]).unwrap().adjust.unwrap();
     let hook = &adjust.hooks.unwrap().create_runtime[0];
     assert_eq!((hook.path.as_str(), &hook.args, hook.timeout.as_ref().unwrap().value), ("/opt/gate", &args, 65));

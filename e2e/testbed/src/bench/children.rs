@@ -70,7 +70,14 @@ pub fn measure(links: usize, rounds: usize) -> Result<Children> {
     let dir = tempfile::tempdir()?;
     let pods = PodDir::new(&dir.path().join("pods"))?;
     let hardware = HardwareId::Virtual { kind: "veth".to_owned(), address: nic.address.clone(), twin: None };
-    let device = Device { name: hardware.device_name(), hardware, link: Some(nic.clone()), attributes: Default::default() };
+    let device = Device {
+        name: hardware.device_name(),
+        hardware,
+        link: Some(nic.clone()),
+        attributes: Default::default(),
+        rdma: None,
+        is_rdma_only: false,
+    };
     let share = DeviceName::new(format!("share-{}", device.name))?;
     let (ledger, _) = Ledger::open(&dir.path().join("state"))?;
     let engine = Engine::new(Arc::new(ledger), node.netns().try_clone()?, "bench".to_owned(), Arc::new(One(device)));

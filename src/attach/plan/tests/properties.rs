@@ -88,7 +88,7 @@ fn check_invariants(plan: &Plan) {
         // Prepare does both.
         Step::Vf { .. } => -2,
         Step::DetachPrograms { .. } => -1,
-        Step::Move { .. } | Step::Create { .. } => 0,
+        Step::Move { .. } | Step::Rdma { .. } | Step::Create { .. } => 0,
         Step::Vrf { .. } | Step::Link { .. } | Step::AltName { .. } | Step::Sysctl { .. } | Step::Ethtool { .. } => 1,
         Step::Address { address } if !addresses::needs_link_up(address) => 2,
         Step::Up => 3,

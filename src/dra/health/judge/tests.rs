@@ -67,6 +67,7 @@ fn record(phase: Phase) -> ClaimRecord {
         attachment: (phase != Phase::Prepared).then_some(attachment),
         times: Vec::new(),
         dhcp: None,
+        rdma: None,
         last_error: None,
         since_unix_ms: 0,
     };
@@ -160,7 +161,7 @@ fn a_prepared_device_is_down_because_of_us_and_only_has_to_be_there() {
 fn free_devices_are_judged_by_their_link_and_lent_ones_by_the_record() {
     let device = |n: u8, link: Option<Link>| {
         let hardware = HardwareId::Virtual { kind: "veth".to_owned(), address: Some(mac(n)), twin: None };
-        Device { name: hardware.device_name(), hardware, link, attributes: BTreeMap::new() }
+        Device { name: hardware.device_name(), hardware, link, attributes: BTreeMap::new(), rdma: None, is_rdma_only: false }
     };
     let scan = Scan {
         devices: vec![

@@ -1,0 +1,197 @@
+//! Messages of the kernel's RDMA netlink. Pure; nothing here panics, whatever the bytes are.
+
+use super::{Device, Guid, NetnsMode, Port, Protocol};
+use crate::netlink::{Message, NetlinkError, decode, encode};
+
+/// `RDMA_NL_NLDEV`: the client that speaks of devices; in the upper bits of a message's type (`RDMA_NL_GET_TYPE`).
+const NLDEV: u16 = 5 << 10;
+
+/// `RDMA_NLDEV_CMD_*`.
+pub(super) mod command {
+    pub(in super::super) const GET: u16 = 1;
+    pub(in super::super) const SET: u16 = 2;
+    pub(in super::super) const PORT_GET: u16 = 5;
+    pub(in super::super) const SYS_GET: u16 = 6;
+}
+
+/// `RDMA_NLDEV_ATTR_*`.
+mod attr {
+    pub(super) const DEV_INDEX: u16 = 1;
+    pub(super) const DEV_NAME: u16 = 2;
+    pub(super) const PORT_INDEX: u16 = 3;
+    pub(super) const FW_VERSION: u16 = 5;
+    pub(super) const NODE_GUID: u16 = 6;
+    pub(super) const SUBNET_PREFIX: u16 = 8;
+    pub(super) const LID: u16 = 9;
+    pub(super) const PORT_STATE: u16 = 12;
+    pub(super) const DEV_NODE_TYPE: u16 = 14;
+    pub(super) const NDEV_INDEX: u16 = 50;
+    pub(super) const NDEV_NAME: u16 = 51;
+    /// `RDMA_NLDEV_SYS_ATTR_NETNS_MODE`.
+    pub(super) const NETNS_MODE: u16 = 66;
+    pub(super) const DEV_PROTOCOL: u16 = 67;
+    /// `RDMA_NLDEV_NET_NS_FD`.
+    pub(super) const NET_NS_FD: u16 = 68;
+    pub(super) const PARENT_NAME: u16 = 100;
+}
+
+/// `enum rdma_node_type`: `RDMA_NODE_RNIC`.
+const NODE_RNIC: u8 = 4;
+
+/// A message without attributes.
+pub(super) fn bare(command: u16) -> Message {
+    Message { kind: NLDEV | command, flags: 0, payload: Vec::new() }
+}
+
+/// A message about the device with `index`.
+pub(super) fn of_device(command: u16, index: u32) -> Message {
+    let mut message = bare(command);
+    encode::attribute(&mut message.payload, attr::DEV_INDEX, &index.to_ne_bytes());
+    message
+}
+
+/// Moves the device into the namespace that the descriptor `fd` of this process is.
+pub(super) fn set_netns(index: u32, fd: i32) -> Message {
+    let mut message = of_device(command::SET, index);
+    encode::attribute(&mut message.payload, attr::NET_NS_FD, &fd.to_ne_bytes());
+    message
+}
+
+/// Renames the device.
+pub(super) fn set_name(index: u32, name: &str) -> Message {
+    let mut message = of_device(command::SET, index);
+    encode::attribute(&mut message.payload, attr::DEV_NAME, &[name.as_bytes(), &[0]].concat());
+    message
+}
+
+/// The mode of a `SYS_GET` reply.
+pub(super) fn netns_mode(reply: &Message) -> Result<NetnsMode, NetlinkError> {
+    match decode::find(&reply.payload, attr::NETNS_MODE).and_then(|value| value.first().copied()) {
+        Some(0) => Ok(NetnsMode::Exclusive),
+        Some(1) => Ok(NetnsMode::Shared),
+        other => Err(NetlinkError::Protocol(format!("RDMA netns mode {other:?}"))),
+    }
+}
+
+/// A device of a `GET` reply.
+pub(super) fn device(message: &Message) -> Result<Device, NetlinkError> {
+    let mut device = Device::default();
+    let mut index = None;
+    let mut protocol = String::new();
+    for (kind, value) in decode::attributes(&message.payload) {
+        match kind {
+            attr::DEV_INDEX => index = decode::read_u32(value, 0),
+            attr::DEV_NAME => device.name = decode::text(value),
+            attr::PORT_INDEX => device.ports = decode::read_u32(value, 0).unwrap_or(0),
+            attr::FW_VERSION => device.firmware = Some(decode::text(value)).filter(|text| !text.is_empty()),
+            attr::NODE_GUID => device.node_guid = read_u64(value).filter(|guid| *guid != 0).map(Guid),
+            attr::DEV_NODE_TYPE => device.node_type = value.first().copied().unwrap_or(0),
+            attr::DEV_PROTOCOL => protocol = decode::text(value),
+            attr::PARENT_NAME => device.parent = Some(decode::text(value)),
+            _ => {}
+        }
+    }
+    device.index = index.ok_or_else(|| NetlinkError::Protocol("RDMA device without index".to_owned()))?;
+    device.protocol = spoken(&protocol, device.node_type);
+    Ok(device)
+}
+
+/// The kernel's words of `RDMA_NLDEV_ATTR_DEV_PROTOCOL` (`fill_dev_info`, `drivers/infiniband/core/nldev.c`).
+fn spoken(protocol: &str, node_type: u8) -> Protocol {
+    match protocol {
+        "roce" => Protocol::Roce,
+        "ib" => Protocol::InfiniBand,
+        "iw" => Protocol::Iwarp,
+        _ if node_type == NODE_RNIC => Protocol::Iwarp,
+        _ => Protocol::Other,
+    }
+}
+
+/// A port of a `PORT_GET` reply.
+pub(super) fn port(message: &Message) -> Result<Port, NetlinkError> {
+    let number = |kind| decode::find(&message.payload, kind).and_then(|value| decode::read_u32(value, 0));
+    let lacks = |what| NetlinkError::Protocol(format!("RDMA port without {what}"));
+    let state = decode::find(&message.payload, attr::PORT_STATE).and_then(|value| value.first().copied());
+    let name = decode::find(&message.payload, attr::NDEV_NAME).map(decode::text);
+    Ok(Port {
+        device: number(attr::DEV_INDEX).ok_or_else(|| lacks("device"))?,
+        port: number(attr::PORT_INDEX).ok_or_else(|| lacks("number"))?,
+        state: state.unwrap_or(0).into(),
+        link: number(attr::NDEV_INDEX).zip(name),
+        subnet_prefix: decode::find(&message.payload, attr::SUBNET_PREFIX).and_then(read_u64),
+        lid: number(attr::LID).filter(|lid| *lid != 0),
+    })
+}
+
+fn read_u64(value: &[u8]) -> Option<u64> {
+    Some(u64::from_ne_bytes(value.get(..8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::PortState;
+    use super::*;
+
+    fn message(attributes: &[(u16, &[u8])]) -> Message {
+        let mut message = bare(command::GET);
+        attributes.iter().for_each(|(kind, value)| encode::attribute(&mut message.payload, *kind, value));
+        message
+    }
+
+    #[test]
+    fn a_device_and_a_port_are_read() {
+        let guid = 0x0c42_a103_0065_5f96_u64.to_ne_bytes();
+        let read = device(&message(&[
+            (1, &3_u32.to_ne_bytes()),
+            (2, b"mlx5_0\0"),
+            (3, &2_u32.to_ne_bytes()),
+            (6, &guid),
+            (14, &[1]),
+            (67, b"roce\0"),
+            (999, b"new"),
+        ]));
+        let expected = Device {
+            index: 3,
+            name: "mlx5_0".into(),
+            ports: 2,
+            node_guid: Some(Guid(u64::from_ne_bytes(guid))),
+            node_type: 1,
+            protocol: Protocol::Roce,
+            ..Device::default()
+        };
+        assert_eq!(read.unwrap(), expected);
+        let link = [(50, &7_u32.to_ne_bytes()[..]), (51, b"eth0\0")];
+        let read = port(&message(&[&[(1, &3_u32.to_ne_bytes()[..]), (3, &1_u32.to_ne_bytes()), (12, &[4])], &link[..]].concat()));
+        let read = read.unwrap();
+        assert_eq!((read.device, read.port, read.state, read.link), (3, 1, PortState::Active, Some((7, "eth0".into()))));
+        assert!(device(&message(&[(2, b"mlx5_0\0")])).is_err() && port(&message(&[(1, &3_u32.to_ne_bytes())])).is_err());
+    }
+
+    #[test]
+    fn the_mode_is_read_and_nothing_is_guessed() {
+        assert_eq!(netns_mode(&message(&[(66, &[0])])).unwrap(), NetnsMode::Exclusive);
+        assert_eq!(netns_mode(&message(&[(66, &[1])])).unwrap(), NetnsMode::Shared);
+        assert!(netns_mode(&message(&[(66, &[2])])).is_err() && netns_mode(&message(&[])).is_err());
+    }
+
+    #[test]
+    fn requests_are_what_the_header_says() {
+        let moved = set_netns(3, 9);
+        assert_eq!(moved.kind, 5 << 10 | 2);
+        assert_eq!(
+            decode::attributes(&moved.payload).map(|(kind, value)| (kind, value.to_vec())).collect::<Vec<_>>(),
+            [(1, 3_u32.to_ne_bytes().to_vec()), (68, 9_i32.to_ne_bytes().to_vec())]
+        );
+        assert_eq!(decode::find(&set_name(3, "rail0").payload, 2), Some(&b"rail0\0"[..]));
+    }
+
+    proptest! {
+        #[test]
+        fn any_message_is_decoded_or_refused(payload in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let message = Message { kind: NLDEV, flags: 0, payload };
+            let _ = (device(&message), port(&message), netns_mode(&message));
+        }
+    }
+}
