@@ -1,9 +1,11 @@
-//! Moving links from a sandbox back to the host, or finding that they are there already.
+//! Moving devices from a sandbox back to the host, RDMA devices before their links, or finding that they are there already.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use super::rdma_home::Back;
+use super::there::There;
 use super::{Engine, KernelError, Pace, Released, kept, locate, look_deadline, vrf};
 use crate::attach::Step;
 use crate::attach::plan::Undo;
@@ -19,6 +21,7 @@ const BACK: Duration = Duration::from_secs(60);
 
 impl Engine {
     pub(super) fn move_back(&self, netns: &Netns, devices: &[&DeviceRecord], stay: &[Leftover], pace: Pace) -> Vec<Released> {
+        let rdma = self.rdma_back(netns, devices);
         match self.both_sides(netns) {
             Ok((mut pod, inside, outside)) => {
                 drop_programs(netns, devices, &inside);
@@ -26,8 +29,13 @@ impl Engine {
                 crash::point("release: rules deleted");
                 let mut home = Home::new(&outside);
                 let urgency = (pace, Instant::now() + BACK);
-                let outcomes =
-                    devices.iter().map(|device| self.move_one_back(&mut pod, device, &inside, &mut home, urgency)).collect();
+                let back = |device: &&DeviceRecord| match rdma.get(&device.share()) {
+                    // Never the link alone.
+                    Some(Back::Stuck(why)) => Released::Stuck(device.share(), format!("its RDMA device: {why}")),
+                    back if !device.has_link() => without_link(device, back),
+                    _ => self.move_one_back(&mut pod, device, &inside, &mut home, urgency),
+                };
+                let outcomes = devices.iter().map(back).collect();
                 vrf::delete_empty(&mut pod, devices);
                 crash::point("release: VRFs deleted");
                 outcomes
@@ -90,9 +98,12 @@ impl Engine {
     }
 
     pub(super) fn look_at_home(&self, devices: &[&DeviceRecord]) -> Vec<Released> {
-        let links = self.host_socket().and_then(|mut s| Ok(link::list(&mut s, look_deadline())?));
-        match links {
-            Ok(links) => devices.iter().map(|device| self.at_home_or_gone(device, &links)).collect(),
+        let look = |(device, there): (&&DeviceRecord, &There)| match device.moving_rdma() {
+            _ if device.has_link() => self.at_home_or_gone(device, &there.links),
+            rdma => without_link(device, rdma.map(|_| if there.is_home_of(device) { Back::AtHome } else { Back::Gone }).as_ref()),
+        };
+        match There::look(&self.host, devices.iter().copied()) {
+            Ok(there) => devices.iter().map(|device| look((device, &there))).collect(),
             Err(error) => devices.iter().map(|d| Released::Stuck(d.share(), error.to_string())).collect(),
         }
     }
@@ -104,6 +115,17 @@ impl Engine {
             Some(_) => Released::AtHome(device.share()),
             None => Released::Gone(device.share()),
         }
+    }
+}
+
+/// A device without a link; its RDMA device went `back`, if it moved at all.
+fn without_link(device: &DeviceRecord, back: Option<&Back>) -> Released {
+    match back {
+        None => Released::Stayed(device.share()),
+        Some(Back::Moved) => Released::Moved(device.share()),
+        Some(Back::AtHome) => Released::AtHome(device.share()),
+        Some(Back::Gone) => Released::Gone(device.share()),
+        Some(Back::Stuck(why)) => Released::Stuck(device.share(), why.clone()),
     }
 }
 
