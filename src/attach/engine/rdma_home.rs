@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 use std::sync::PoisonError;
 use std::time::Instant;
 
-use super::restore::{COMES_BACK, POLL};
+use super::home::{self, COMES_BACK, POLL};
 use super::there::rdma_devices;
-use super::{Engine, home, locate, look_deadline};
+use super::{Engine, locate, look_deadline};
 use crate::crash;
 use crate::inventory::HardwareId;
 use crate::ledger::{ClaimRecord, DeviceRecord, RdmaRecord, Share};

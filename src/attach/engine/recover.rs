@@ -77,7 +77,7 @@ impl Engine {
 
     /// Opens and pins the namespace of an attachment if it still exists; gives what is in it, as far as the device minds.
     fn reopen(&self, attachment: &Attachment, device: &DeviceRecord) -> Option<There> {
-        let netns = self.open_pod(attachment)?;
+        let netns = self.seek_pod(attachment)?;
         self.pin(&attachment.sandbox, &netns);
         let looked = There::look(&netns, [device]);
         looked.map_err(|error| tracing::warn!(sandbox = %attachment.sandbox, %error, "what is in it can't be listed")).ok()
