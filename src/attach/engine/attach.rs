@@ -308,9 +308,9 @@ impl Engine {
         self.move_all(target, host, jobs, times)?;
         self.create_all(target, host, jobs, times)?;
         clock.lap();
-        configure::run(target.netns, inside, jobs, target.deadline).map_err(|failure| step_error(jobs, failure))?;
+        let waited = configure::run(target, &self.turns, inside, jobs)?;
         crash::point("attach: configured");
-        times.configure = clock.lap();
+        times.configure = clock.lap().saturating_sub(waited);
         jobs::verify(inside, jobs)?;
         crash::point("attach: verified");
         times.verify = clock.lap();
@@ -395,7 +395,7 @@ fn list(inside: &mut RouteSocket) -> Result<Vec<Link>, AttachError> {
     link::list(inside, look_deadline()).map_err(|e| kernel("listing the pod's links", e))
 }
 
-fn step_error(jobs: &[Job], failure: StepFailure) -> AttachError {
+pub(super) fn step_error(jobs: &[Job], failure: StepFailure) -> AttachError {
     let StepFailure { job, step, why } = failure;
     jobs[job].failed(step, why)
 }
