@@ -416,9 +416,10 @@ impl Target<'_> {
     /// Whether the device is attached in this sandbox by the ledger, and by the kernel, among what is `there`.
     pub(super) fn holds(&self, device: &DeviceRecord, there: &There) -> bool {
         device.phase == Phase::Attached
-            && device.attachment.as_ref().is_some_and(|a| {
-                a.sandbox == *self.sandbox && a.netns == self.netns.id() && there.holds(device, a.index)
-            })
+            && device
+                .attachment
+                .as_ref()
+                .is_some_and(|a| a.sandbox == *self.sandbox && a.netns == self.netns.id() && there.holds(device, a.index))
     }
 
     /// How much of a hurry there is, now.
