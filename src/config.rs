@@ -20,9 +20,9 @@ pub(crate) use hint::distance;
 pub use sysctls::FieldSysctl;
 pub use types::{
     AddrGenMode, ChannelsConfig, CoalesceConfig, Copies, EthtoolConfig, HostStateConfig, InterfaceConfig, InterfaceKind,
-    IpoibConfig, IpoibMode, Ipv6Config, IpvlanConfig, IpvlanFlag, IpvlanMode, LinkState, MacvlanConfig, MacvlanMode, NeighborConfig, NetworkConfig,
-    PauseConfig, RdmaCharDevice, RdmaConfig, RdmaLimits, RdmaNetnsMode, Restore, RingsConfig, RouteConfig, RouteKind, RuleConfig,
-    Take, VfConfig, VlanConfig, VlanProtocol, VrfConfig,
+    IpoibConfig, IpoibMode, Ipv6Config, IpvlanConfig, IpvlanFlag, IpvlanMode, LinkState, MacvlanConfig, MacvlanMode,
+    NeighborConfig, NetworkConfig, PauseConfig, RdmaCharDevice, RdmaConfig, RdmaLimits, RdmaNetnsMode, Restore, RingsConfig,
+    RouteConfig, RouteKind, RuleConfig, Take, VfConfig, VlanConfig, VlanProtocol, VrfConfig,
 };
 
 use duplicates::PathText;

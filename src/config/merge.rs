@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    ChannelsConfig, CoalesceConfig, EthtoolConfig, HostStateConfig, InterfaceConfig, IpoibConfig, Ipv6Config, IpvlanConfig, MacvlanConfig,
-    NetworkConfig, PauseConfig, RdmaConfig, RdmaLimits, RingsConfig, VfConfig, VlanConfig, VrfConfig,
+    ChannelsConfig, CoalesceConfig, EthtoolConfig, HostStateConfig, InterfaceConfig, IpoibConfig, Ipv6Config, IpvlanConfig,
+    MacvlanConfig, NetworkConfig, PauseConfig, RdmaConfig, RdmaLimits, RingsConfig, VfConfig, VlanConfig, VrfConfig,
 };
 
 /// A function that lays one value of a type over another: the `values` that it names win, `objects` are merged field by field by

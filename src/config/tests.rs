@@ -427,7 +427,11 @@ fn a_type_and_its_block_agree() {
         (r#"{"interface":{"type":"ipoib"}}"#, "interface.ipoib.pkey", "required"),
         (r#"{"interface":{"type":"ipoib","ipoib":{"pkey":32768}}}"#, "interface.ipoib.pkey", "is 0x8000, which is no partition"),
         (r#"{"interface":{"type":"ipoib","ipoib":{"pkey":0}}}"#, "interface.ipoib.pkey", "is 0x0000"),
-        (r#"{"interface":{"type":"ipoib","ipoib":{"pkey":5},"hardwareAddr":"02:00:00:00:00:05"}}"#, "interface.hardwareAddr", "ipoib"),
+        (
+            r#"{"interface":{"type":"ipoib","ipoib":{"pkey":5},"hardwareAddr":"02:00:00:00:00:05"}}"#,
+            "interface.hardwareAddr",
+            "ipoib",
+        ),
         (r#"{"interface":{"type":"ipvlan","hardwareAddr":"02:00:00:00:00:05"}}"#, "interface.hardwareAddr", "ipvlan"),
         (
             r#"{"interface":{"type":"macvlan","macvlan":{"mode":"passthru"},"hardwareAddr":"02:00:00:00:00:05"}}"#,

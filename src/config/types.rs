@@ -13,7 +13,9 @@ use ipnet::IpNet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use child::{IpoibConfig, IpoibMode, IpvlanConfig, IpvlanFlag, IpvlanMode, MacvlanConfig, MacvlanMode, VlanConfig, VlanProtocol};
+pub use child::{
+    IpoibConfig, IpoibMode, IpvlanConfig, IpvlanFlag, IpvlanMode, MacvlanConfig, MacvlanMode, VlanConfig, VlanProtocol,
+};
 pub use ethtool::{ChannelsConfig, CoalesceConfig, EthtoolConfig, PauseConfig, RingsConfig};
 pub use host::{AddrGenMode, Copies, HostStateConfig, Ipv6Config, Restore, Take};
 pub use rdma::{RdmaCharDevice, RdmaConfig, RdmaLimits, RdmaNetnsMode};

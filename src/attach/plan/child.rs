@@ -14,6 +14,9 @@ const ETHERNET: usize = 6;
 /// Length of an IPoIB address (`INFINIBAND_ALEN`, `linux/if_infiniband.h`), bytes.
 const INFINIBAND: usize = 20;
 
+/// Longest alias that is made here, bytes: less than the kernel's 255 (`IFALIASZ`, `linux/if.h`).
+const ALIAS_MAX: usize = 250;
+
 /// Why nothing can be made on top of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
@@ -126,6 +129,12 @@ pub(crate) fn completed(
     if interface.name.is_none() {
         interface.name = free_name(parent, taken);
     }
+    if matches!(child, Child::Ipoib { .. }) && interface.alias.is_none() {
+        // The kernel returns it to the host when the pod's namespace ends; there it is known by this.
+        let (claim, device, share) = identity;
+        interface.alias =
+            Some(format!("dranic {claim} {device} {}", share.unwrap_or_default()).chars().take(ALIAS_MAX).collect());
+    }
     let has_own = matches!(child, Child::Macvlan { mode } if *mode != MacvlanMode::Passthru);
     if has_own && interface.hardware_addr.is_none() {
         interface.hardware_addr = Some(stable_address(identity));
@@ -227,6 +236,8 @@ mod tests {
         let plan = planned(ipoib, &infiniband, "s").unwrap();
         let words = "making a ipoib (pkey 0x8001, mode datagram) link in the pod as nic0";
         assert_eq!(plan.steps[0].describe(), words);
+        let Some(Step::Link { settings }) = plan.steps.iter().find(|step| step.kind() == "link") else { panic!("{plan:?}") };
+        assert_eq!((settings.mtu, settings.alias.as_deref()), (Some(9000), Some("dranic c d s")));
         let same = r#"{"interface":{"type":"macvlan","hardwareAddr":"02:00:00:00:00:01"}}"#;
         assert!(refused(same, &parent()).contains("needs another one"));
         assert!(refused(r#"{"interface":{"mtu":1400}}"#, &parent()).contains("share of the device"));

@@ -32,7 +32,10 @@ pub(super) fn check(interface: &InterfaceConfig, faults: &mut Faults) {
         match interface.ipoib.and_then(|ipoib| ipoib.pkey) {
             None => faults.add("interface.ipoib.pkey", "is required with interface.type ipoib; 1 to 65535"),
             Some(pkey) if pkey & !FULL_MEMBER == 0 => {
-                faults.add("interface.ipoib.pkey", format!("is {pkey:#06x}, which is no partition; 1 to 0x7fff, with or without 0x8000"));
+                faults.add(
+                    "interface.ipoib.pkey",
+                    format!("is {pkey:#06x}, which is no partition; 1 to 0x7fff, with or without 0x8000"),
+                );
             }
             Some(_) => {}
         }
