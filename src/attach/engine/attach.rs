@@ -368,9 +368,9 @@ impl Engine {
         self.move_all(target, host, jobs, times, lanes)?;
         self.create_all(target, host, jobs, times)?;
         let mut clock = Clock::default();
-        configure::run(target.netns, inside, jobs, target.deadline).map_err(|failure| step_error(jobs, failure))?;
+        let waited = configure::run(target, &self.turns, inside, jobs)?;
         crash::point("attach: configured");
-        times.configure = clock.lap();
+        times.configure = clock.lap().saturating_sub(waited);
         Ok(())
     }
 
@@ -452,7 +452,7 @@ fn device_count(records: &[Arc<ClaimRecord>]) -> usize {
     records.iter().map(|record| record.devices.len()).sum()
 }
 
-fn step_error(jobs: &[Job], failure: StepFailure) -> AttachError {
+pub(super) fn step_error(jobs: &[Job], failure: StepFailure) -> AttachError {
     let StepFailure { job, step, why } = failure;
     jobs[job].failed(step, why)
 }

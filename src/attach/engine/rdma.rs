@@ -67,7 +67,8 @@ impl Engine {
         let Some(part) = &device.rdma else {
             self.check_not_lent(pod, wanted, device)?;
             if plan_rdma::is_required(&wanted.config) {
-                let why = "rdma.enabled: the device has no RDMA device; ask for one that has (attribute rdma), or remove rdma.enabled";
+                let why =
+                    "rdma.enabled: the device has no RDMA device; ask for one that has (attribute rdma), or remove rdma.enabled";
                 return Err(refused(why.to_owned()));
             }
             return Ok(None);

@@ -98,8 +98,12 @@ impl Engine {
     pub(super) fn name_rdma(&self, record: &ClaimRecord, devices: &[&DeviceRecord]) {
         for (device, rdma) in devices.iter().filter_map(|device| Some((device, device.moving_rdma()?))) {
             match self.name_at_home(rdma) {
-                Ok(true) => tracing::info!(claim = %record.claim, device = %device.device, rdma = %rdma.name, "RDMA device on the host"),
-                Ok(false) => tracing::warn!(claim = %record.claim, device = %device.device, rdma = %rdma.name, "RDMA device is gone"),
+                Ok(true) => {
+                    tracing::info!(claim = %record.claim, device = %device.device, rdma = %rdma.name, "RDMA device on the host")
+                }
+                Ok(false) => {
+                    tracing::warn!(claim = %record.claim, device = %device.device, rdma = %rdma.name, "RDMA device is gone")
+                }
                 Err(why) => tracing::warn!(
                     claim = %record.claim, device = %device.device, rdma = %rdma.name, why, "RDMA device keeps another name"
                 ),

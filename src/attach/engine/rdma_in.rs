@@ -210,7 +210,9 @@ fn refused(jobs: &[Job], position: usize, failure: Failure) -> AttachError {
     };
     let hint = match error.errno() {
         Some(libc::EOPNOTSUPP) => " (its driver can't move it; set rdma.enabled to false, or boot the node in shared mode)",
-        Some(libc::EINVAL | libc::ENODEV) => " (it went away just now; was its driver unloaded, or does it go when its link moves?)",
+        Some(libc::EINVAL | libc::ENODEV) => {
+            " (it went away just now; was its driver unloaded, or does it go when its link moves?)"
+        }
         _ => "",
     };
     job.failed(format!("moving RDMA device {} into the pod", job.rdma_name()), format!("{error}{hint}"))

@@ -60,10 +60,9 @@ impl Engine {
         }
         self.note_home(&record.claim.uid, &back);
         self.put_right(&record, &returned);
-        let outcomes =
-            returned.iter().map(|d| Released::AtHome(d.share())).chain(ended.iter().map(|d| {
-                if d.child().is_some() { Released::Deleted(d.share()) } else { Released::Stayed(d.share()) }
-            }));
+        let outcomes = returned.iter().map(|d| Released::AtHome(d.share())).chain(
+            ended.iter().map(|d| if d.child().is_some() { Released::Deleted(d.share()) } else { Released::Stayed(d.share()) }),
+        );
         self.observe_claim(&record.claim.uid, &Observed::Released(outcomes.collect()));
         Ok(returned.iter().map(|device| device.device.clone()).collect())
     }

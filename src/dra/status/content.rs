@@ -164,7 +164,10 @@ fn verdict(device: &DeviceRecord, seen: Option<&Seen>) -> (Reason, String) {
             }
             Some(Seen::NoRdma) => {
                 let rdma = device.rdma.as_ref().map_or("", |rdma| rdma.name.as_str());
-                (Reason::DeviceGone, format!("{host} is in the pod as {pod}, without its RDMA device {rdma}; was its driver loaded anew?"))
+                (
+                    Reason::DeviceGone,
+                    format!("{host} is in the pod as {pod}, without its RDMA device {rdma}; was its driver loaded anew?"),
+                )
             }
             Some(Seen::NoNamespace) => {
                 (Reason::SandboxGone, "the pod's network namespace ended; the device goes back to the host".to_owned())
