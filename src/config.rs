@@ -20,9 +20,9 @@ pub(crate) use hint::distance;
 pub use sysctls::FieldSysctl;
 pub use types::{
     AddrGenMode, ChannelsConfig, CoalesceConfig, Copies, EthtoolConfig, HostStateConfig, InterfaceConfig, InterfaceKind,
-    Ipv6Config, IpvlanConfig, IpvlanFlag, IpvlanMode, LinkState, MacvlanConfig, MacvlanMode, NeighborConfig, NetworkConfig,
-    PauseConfig, RdmaCharDevice, RdmaConfig, RdmaLimits, RdmaNetnsMode, Restore, RingsConfig, RouteConfig, RouteKind, RuleConfig,
-    Take, VfConfig, VlanConfig, VlanProtocol, VrfConfig,
+    IpoibConfig, IpoibMode, Ipv6Config, IpvlanConfig, IpvlanFlag, IpvlanMode, LinkState, MacvlanConfig, MacvlanMode,
+    NeighborConfig, NetworkConfig, PauseConfig, RdmaCharDevice, RdmaConfig, RdmaLimits, RdmaNetnsMode, Restore, RingsConfig,
+    RouteConfig, RouteKind, RuleConfig, Take, VfConfig, VlanConfig, VlanProtocol, VrfConfig,
 };
 
 use duplicates::PathText;
@@ -35,12 +35,13 @@ pub const NESTING_MAX: usize = 16;
 /// Longest message of a fault, in characters: the decoder's messages quote values of any length.
 const MESSAGE_MAX: usize = 400;
 /// Paths of all fields that are objects, but elements of lists.
-const OBJECTS: [&str; 14] = [
+const OBJECTS: [&str; 15] = [
     "interface",
     "interface.vrf",
     "interface.macvlan",
     "interface.ipvlan",
     "interface.vlan",
+    "interface.ipoib",
     "interface.ipv6",
     "interface.sysctls",
     "ethtool",

@@ -21,7 +21,7 @@ pub mod uplink;
 pub mod vf;
 
 pub use address::Address;
-pub use child::{Child, IpvlanFlag, IpvlanMode, MacvlanMode, VlanProtocol};
+pub use child::{Child, IpoibMode, IpvlanFlag, IpvlanMode, MacvlanMode, VlanProtocol};
 pub use ethtool::Ethtool;
 pub use host_state::{Difference, HostState, RestoreReport};
 pub use link::{Link, LinkAddress, LinkSettings, PacketSizes};

@@ -1,11 +1,13 @@
 //! Carries plans out and undoes them, and keeps the ledger true. Everything here blocks: call it on threads that may.
 
+mod adopt;
 mod attach;
 mod configure;
 mod create;
 mod ended;
 mod foretell;
 mod home;
+mod ipoib;
 mod jobs;
 mod kept;
 mod lease;

@@ -165,7 +165,7 @@ pub fn plan_with(config: &NetworkConfig, host: &HostState, lease: Option<&Lease>
         None => PodLinkName::new(host.name.as_str())?,
     };
     let mut left_out = LeftOut::default();
-    let mtu = match lease.filter(|_| interface.mtu.is_none()) {
+    let mut mtu = match lease.filter(|_| interface.mtu.is_none()) {
         Some(lease) => dhcp::mtu(lease, host, &mut left_out),
         None => mtu(interface, host)?,
     };
@@ -185,11 +185,16 @@ pub fn plan_with(config: &NetworkConfig, host: &HostState, lease: Option<&Lease>
     let rules = rules::of_pod(config, host, &pod_link, &addresses, &routes, &mut left_out);
 
     let (early, late): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|a| !addresses::needs_link_up(a));
+    let mut late_mtu = None;
     let mut steps = Vec::from_iter(programs_off(interface, host)?);
     steps.push(match child::of(interface) {
         None => Step::Move { name: pod_link.clone(), mtu, address },
         Some(child) => {
             child::check(&child, host, address.as_ref())?;
+            // The kernel makes a partition with the MTU that its port can have, whatever it is asked (`ipoib_ndo_init`).
+            if matches!(child, Child::Ipoib { .. }) {
+                late_mtu = Some(mtu.take().unwrap_or(host.mtu));
+            }
             Step::Create { child, name: pod_link.clone(), mtu, address }
         }
     });
@@ -197,7 +202,7 @@ pub fn plan_with(config: &NetworkConfig, host: &HostState, lease: Option<&Lease>
     steps.extend(settings::sysctls(interface, ipv6));
     steps.extend(settings.into_iter().map(|change| Step::Ethtool { change }));
     steps.extend(vrf.map(|(name, table)| Step::Vrf { name, table }));
-    steps.extend(settings::of_link(interface, host, &pod_link)?);
+    steps.extend(settings::of_link(interface, host, &pod_link, late_mtu)?);
     steps.extend(early.into_iter().map(|address| Step::Address { address }));
     steps.push(Step::Up);
     steps.extend(late.into_iter().map(|address| Step::Address { address }));

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    ChannelsConfig, CoalesceConfig, EthtoolConfig, HostStateConfig, InterfaceConfig, Ipv6Config, IpvlanConfig, MacvlanConfig,
-    NetworkConfig, PauseConfig, RdmaConfig, RdmaLimits, RingsConfig, VfConfig, VlanConfig, VrfConfig,
+    ChannelsConfig, CoalesceConfig, EthtoolConfig, HostStateConfig, InterfaceConfig, IpoibConfig, Ipv6Config, IpvlanConfig,
+    MacvlanConfig, NetworkConfig, PauseConfig, RdmaConfig, RdmaLimits, RingsConfig, VfConfig, VlanConfig, VrfConfig,
 };
 
 /// A function that lays one value of a type over another: the `values` that it names win, `objects` are merged field by field by
@@ -51,7 +51,7 @@ over!(interface: InterfaceConfig {
         name, addresses, dhcp, mtu, hardware_addr, gso_max_size, gro_max_size, gso_ipv4_max_size, gro_ipv4_max_size,
         disable_ebpf_programs, forwarding, arp_ignore, arp_announce, kind, tx_queue_len, alias, alt_names, promisc, allmulti, group,
     ],
-    objects: [vrf: vrf, macvlan: macvlan, ipvlan: ipvlan, vlan: vlan, ipv6: ipv6, sysctls: map],
+    objects: [vrf: vrf, macvlan: macvlan, ipvlan: ipvlan, vlan: vlan, ipoib: ipoib, ipv6: ipv6, sysctls: map],
 });
 
 /// The name is required, so it is always the upper one's.
@@ -62,6 +62,7 @@ fn vrf(base: VrfConfig, over: VrfConfig) -> VrfConfig {
 over!(macvlan: MacvlanConfig { values: [mode], objects: [] });
 over!(ipvlan: IpvlanConfig { values: [mode, flag], objects: [] });
 over!(vlan: VlanConfig { values: [id, protocol], objects: [] });
+over!(ipoib: IpoibConfig { values: [pkey, mode], objects: [] });
 over!(ipv6: Ipv6Config { values: [enabled, accept_ra, addr_gen_mode, dad], objects: [] });
 
 over!(ethtool: EthtoolConfig {
@@ -79,7 +80,7 @@ over!(coalesce: CoalesceConfig {
 over!(pause: PauseConfig { values: [autoneg, rx, tx], objects: [] });
 
 over!(vf: VfConfig {
-    values: [vlan, qos, proto, mac, spoof_check, trust, min_tx_rate, max_tx_rate, link_state],
+    values: [vlan, qos, proto, mac, spoof_check, trust, min_tx_rate, max_tx_rate, link_state, node_guid, port_guid],
     objects: [],
 });
 over!(rdma: RdmaConfig {

@@ -407,6 +407,7 @@ fn a_type_and_its_block_agree() {
         r#"{"interface":{"type":"macvlan","hardwareAddr":"02:00:00:00:00:05"}}"#,
         r#"{"interface":{"type":"macvlan","macvlan":{"mode":"passthru"}}}"#,
         r#"{"interface":{"type":"ipvlan","ipvlan":{"mode":"l3s","flag":"private"}}}"#,
+        r#"{"interface":{"type":"ipoib","ipoib":{"pkey":1,"mode":"connected"}}}"#,
         r#"{"interface":{"type":"vlan","vlan":{"id":4094,"protocol":"802.1ad"},"hardwareAddr":"02:00:00:00:00:05"}}"#,
     ] {
         assert_eq!(faults(good), [""; 0], "{good}");
@@ -422,6 +423,15 @@ fn a_type_and_its_block_agree() {
         (r#"{"interface":{"type":"vlan","vlan":{"protocol":"802.1Q"}}}"#, "interface.vlan.id", "required"),
         (r#"{"interface":{"type":"vlan","vlan":{"id":0}}}"#, "interface.vlan.id", "is 0; must be 1 to 4094"),
         (r#"{"interface":{"type":"vlan","vlan":{"id":4095}}}"#, "interface.vlan.id", "is 4095"),
+        (r#"{"interface":{"type":"vlan","vlan":{"id":5},"ipoib":{"pkey":1}}}"#, "interface.ipoib", "type ipoib only"),
+        (r#"{"interface":{"type":"ipoib"}}"#, "interface.ipoib.pkey", "required"),
+        (r#"{"interface":{"type":"ipoib","ipoib":{"pkey":32768}}}"#, "interface.ipoib.pkey", "is 0x8000, which is no partition"),
+        (r#"{"interface":{"type":"ipoib","ipoib":{"pkey":0}}}"#, "interface.ipoib.pkey", "is 0x0000"),
+        (
+            r#"{"interface":{"type":"ipoib","ipoib":{"pkey":5},"hardwareAddr":"02:00:00:00:00:05"}}"#,
+            "interface.hardwareAddr",
+            "ipoib",
+        ),
         (r#"{"interface":{"type":"ipvlan","hardwareAddr":"02:00:00:00:00:05"}}"#, "interface.hardwareAddr", "ipvlan"),
         (
             r#"{"interface":{"type":"macvlan","macvlan":{"mode":"passthru"},"hardwareAddr":"02:00:00:00:00:05"}}"#,
@@ -438,7 +448,8 @@ fn a_type_and_its_block_agree() {
 #[test]
 fn rules_over_virtual_functions() {
     let good = r#"{"vf": {"vlan": 4094, "qos": 7, "proto": "802.1ad", "mac": "02:00:00:00:00:07", "spoofCheck": false, "trust": true,
-        "minTxRate": 10, "maxTxRate": 0, "linkState": "auto"}}"#;
+        "minTxRate": 10, "maxTxRate": 0, "linkState": "auto", "nodeGuid": "0c42:a103:0065:5f96",
+        "portGuid": "0c:42:a1:03:00:65:5f:97"}}"#;
     assert_eq!(faults(good), [""; 0]);
     assert!(parse(good).unwrap().not_supported_yet().is_empty());
     assert_eq!(faults(r#"{"vf": {"vlan": 0, "qos": 0}}"#), [""; 0]);
@@ -449,9 +460,13 @@ fn rules_over_virtual_functions() {
         (r#"{"vlan": 0, "proto": "802.1Q"}"#, "vf.proto"),
         (r#"{"mac": "01:00:00:00:00:07"}"#, "vf.mac"),
         (r#"{"minTxRate": 20, "maxTxRate": 10}"#, "vf.minTxRate"),
+        (r#"{"nodeGuid": "0000:0000:0000:0000"}"#, "vf.nodeGuid"),
+        (r#"{"portGuid": "ffffffffffffffff"}"#, "vf.portGuid"),
     ] {
         let found = faults(&format!(r#"{{"vf": {json}}}"#));
         assert!(found.len() == 1 && found[0].starts_with(path), "{json}: {found:?}");
     }
     assert!(parse(r#"{"vf": {"linkState": "up"}}"#).is_err());
+    let error = parse(r#"{"vf": {"portGuid": "0c42"}}"#).unwrap_err().to_string();
+    assert!(error.contains("vf.portGuid") && error.contains("16 hex digits"), "{error}");
 }

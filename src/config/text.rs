@@ -16,6 +16,9 @@ pub(super) const PREFIX: &str = "^[0-9a-fA-F:.]+/[0-9]{1,3}$";
 /// Six to 32 bytes.
 pub(super) const LINK_ADDRESS: &str = "^[0-9a-fA-F]{2}([:-][0-9a-fA-F]{2}){5,31}$";
 
+/// 16 hex digits, in one piece, in four or in eight.
+pub(super) const GUID: &str = "^([0-9a-fA-F]{16}|[0-9a-fA-F]{4}(:[0-9a-fA-F]{4}){3}|[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){7})$";
+
 fn read<'de, D: Deserializer<'de>, T: FromStr>(decoder: D, wanted: impl Display) -> Result<T, D::Error> {
     let text = String::deserialize(decoder)?;
     text.parse().map_err(|_| {

@@ -13,7 +13,9 @@ use ipnet::IpNet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use child::{IpvlanConfig, IpvlanFlag, IpvlanMode, MacvlanConfig, MacvlanMode, VlanConfig, VlanProtocol};
+pub use child::{
+    IpoibConfig, IpoibMode, IpvlanConfig, IpvlanFlag, IpvlanMode, MacvlanConfig, MacvlanMode, VlanConfig, VlanProtocol,
+};
 pub use ethtool::{ChannelsConfig, CoalesceConfig, EthtoolConfig, PauseConfig, RingsConfig};
 pub use host::{AddrGenMode, Copies, HostStateConfig, Ipv6Config, Restore, Take};
 pub use rdma::{RdmaCharDevice, RdmaConfig, RdmaLimits, RdmaNetnsMode};
@@ -131,6 +133,9 @@ pub struct InterfaceConfig {
     /// Of `type: vlan`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlan: Option<VlanConfig>,
+    /// Of `type: ipoib`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipoib: Option<IpoibConfig>,
     /// `IFLA_TXQLEN`, packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tx_queue_len: Option<u32>,
@@ -171,6 +176,8 @@ pub enum InterfaceKind {
     Ipvlan,
     /// A VLAN of it.
     Vlan,
+    /// A partition of it, of IPoIB.
+    Ipoib,
 }
 
 /// `interface.vrf`.

@@ -8,6 +8,9 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::names::RdmaDeviceName;
+use crate::netdev::child::FULL_MEMBER;
+
 /// Longest text read from one file, bytes: a page, more than sysfs ever gives.
 const FILE_MAX: u64 = 4096;
 /// Most entries of one folder that are looked at.
@@ -184,6 +187,20 @@ impl Sysfs {
         };
         let devices = self.rdma_devices();
         devices.iter().map(|device| (device.name.clone(), ports(&device.name).collect())).collect()
+    }
+
+    /// The `P_Key`s of a port of an RDMA device (`ports/N/pkeys/`), in the order of its table and without the empty ones; none where
+    /// there is no such port, or it has no table.
+    #[must_use]
+    pub fn pkeys(&self, device: &RdmaDeviceName, port: u32) -> Vec<u16> {
+        let folder = self.root.join("class/infiniband").join(device.as_str()).join(format!("ports/{port}/pkeys"));
+        let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten().take(ENTRIES_MAX);
+        let pkeys = entries.filter_map(|entry| {
+            let pkey = u16::from_str_radix(text(&entry.path())?.strip_prefix("0x")?, 16).ok()?;
+            Some((entry.file_name().to_str()?.parse::<u32>().ok()?, pkey))
+        });
+        let in_order: BTreeMap<u32, u16> = pkeys.filter(|(_, pkey)| pkey & !FULL_MEMBER != 0).collect();
+        in_order.into_values().collect()
     }
 
     /// The PCI function nearest to the device at `path`. A device on a bus of its own that merely hangs behind a PCI function (a

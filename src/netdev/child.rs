@@ -1,4 +1,4 @@
-//! Links that are made on top of another one: macvlan, ipvlan, vlan.
+//! Links that are made on top of another one: macvlan, ipvlan, vlan, ipoib.
 //!
 //! One `RTM_NEWLINK` makes such a link in the pod's namespace at once: `IFLA_LINK` is the lower link's index in the namespace of the
 //! socket, `IFLA_NET_NS_FD` is where the new one goes. So it costs the kernel tenths of a millisecond, where a move costs 15 to 20.
@@ -23,6 +23,11 @@ const IFLA_IPVLAN_MODE: u16 = 1;
 const IFLA_IPVLAN_FLAGS: u16 = 2;
 const IFLA_VLAN_ID: u16 = 1;
 const IFLA_VLAN_PROTOCOL: u16 = 5;
+const IFLA_IPOIB_PKEY: u16 = 1;
+const IFLA_IPOIB_MODE: u16 = 2;
+const IFLA_IPOIB_UMCAST: u16 = 3;
+/// Bit of a `P_Key`: full member of the partition. The kernel sets it for every link (`ipoib_ndo_init`).
+pub const FULL_MEMBER: u16 = 0x8000;
 /// `IFLA_LINKINFO`, `IFLA_INFO_KIND` and `IFLA_INFO_DATA` in it, linux/if_link.h.
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
@@ -83,6 +88,28 @@ pub enum VlanProtocol {
     /// 0x88a8.
     #[serde(rename = "802.1ad")]
     Dot1ad,
+}
+
+/// `IPOIB_MODE_*`, `linux/if_link.h`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum IpoibMode {
+    /// Unreliable datagrams.
+    #[default]
+    Datagram,
+    /// Reliable connections, with packets up to 65520 bytes.
+    Connected,
+}
+
+impl IpoibMode {
+    const ALL: [Self; 2] = [Self::Datagram, Self::Connected];
+
+    const fn number(self) -> u16 {
+        match self {
+            Self::Datagram => 0,
+            Self::Connected => 1,
+        }
+    }
 }
 
 impl MacvlanMode {
@@ -157,6 +184,13 @@ pub enum Child {
         /// Of the tag.
         protocol: VlanProtocol,
     },
+    /// A partition of an IPoIB link. There can be several of one.
+    Ipoib {
+        /// `P_Key`, as configured: the kernel's link has it with [`FULL_MEMBER`].
+        pkey: u16,
+        /// How packets go.
+        mode: IpoibMode,
+    },
 }
 
 impl std::fmt::Display for Child {
@@ -165,6 +199,7 @@ impl std::fmt::Display for Child {
             Self::Macvlan { mode } => write!(f, "macvlan (mode {})", word(mode)),
             Self::Ipvlan { mode, flag } => write!(f, "ipvlan (mode {}, flag {})", word(mode), word(flag)),
             Self::Vlan { id, protocol } => write!(f, "vlan {id} ({})", word(protocol)),
+            Self::Ipoib { pkey, mode } => write!(f, "ipoib (pkey {pkey:#06x}, mode {})", word(mode)),
         }
     }
 }
@@ -182,6 +217,7 @@ impl Child {
             Self::Macvlan { .. } => "macvlan",
             Self::Ipvlan { .. } => "ipvlan",
             Self::Vlan { .. } => "vlan",
+            Self::Ipoib { .. } => "ipoib",
         }
     }
 
@@ -218,6 +254,11 @@ impl Child {
             Self::Vlan { id, protocol } => vec![
                 DefaultNla::new(IFLA_VLAN_ID, id.to_ne_bytes().to_vec()),
                 DefaultNla::new(IFLA_VLAN_PROTOCOL, protocol.number().to_be_bytes().to_vec()),
+            ],
+            Self::Ipoib { pkey, mode } => vec![
+                DefaultNla::new(IFLA_IPOIB_PKEY, (pkey | FULL_MEMBER).to_ne_bytes().to_vec()),
+                DefaultNla::new(IFLA_IPOIB_MODE, mode.number().to_ne_bytes().to_vec()),
+                DefaultNla::new(IFLA_IPOIB_UMCAST, 0_u16.to_ne_bytes().to_vec()),
             ],
         }
     }
@@ -295,6 +336,11 @@ fn parse(payload: &[u8]) -> Option<Child> {
             let protocol = VlanProtocol::ALL.into_iter().find(|protocol| protocol.number() == number)?;
             Some(Child::Vlan { id: short(IFLA_VLAN_ID)?, protocol })
         }
+        "ipoib" => {
+            let number = short(IFLA_IPOIB_MODE)?;
+            let mode = IpoibMode::ALL.into_iter().find(|mode| mode.number() == number)?;
+            Some(Child::Ipoib { pkey: short(IFLA_IPOIB_PKEY)?, mode })
+        }
         _ => None,
     }
 }
@@ -310,7 +356,8 @@ mod tests {
         let macvlan = MacvlanMode::ALL.into_iter().map(|mode| Child::Macvlan { mode });
         let ipvlan = IpvlanMode::ALL.into_iter().flat_map(|mode| IpvlanFlag::ALL.map(|flag| Child::Ipvlan { mode, flag }));
         let vlan = VlanProtocol::ALL.into_iter().flat_map(|protocol| [1, 4094].map(|id| Child::Vlan { id, protocol }));
-        macvlan.chain(ipvlan).chain(vlan).collect()
+        let ipoib = IpoibMode::ALL.into_iter().flat_map(|mode| [0x8001, 0xffff].map(|pkey| Child::Ipoib { pkey, mode }));
+        macvlan.chain(ipvlan).chain(vlan).chain(ipoib).collect()
     }
 
     #[test]

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::LinkAddress;
 use crate::netlink::decode::{attributes, find, read_u32};
 use crate::netlink::{NetlinkError, Request, RouteSocket};
+use crate::rdma::Guid;
 
 // linux/if_link.h.
 const IFLA_VFINFO_LIST: u16 = 22;
@@ -23,6 +24,8 @@ const IFLA_VF_SPOOFCHK: u16 = 4;
 const IFLA_VF_LINK_STATE: u16 = 5;
 const IFLA_VF_RATE: u16 = 6;
 const IFLA_VF_TRUST: u16 = 9;
+const IFLA_VF_IB_NODE_GUID: u16 = 10;
+const IFLA_VF_IB_PORT_GUID: u16 = 11;
 const IFLA_VF_VLAN_LIST: u16 = 12;
 /// In `IFLA_VF_VLAN_LIST`.
 const IFLA_VF_VLAN_INFO: u16 = 1;
@@ -79,6 +82,12 @@ pub struct VfSettings {
     /// The function may change its address and be promiscuous.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trust: Option<bool>,
+    /// GUID of the function as an InfiniBand node; zero for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_guid: Option<Guid>,
+    /// GUID of its port; zero for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port_guid: Option<Guid>,
 }
 
 /// One group of [`VfSettings`].
@@ -96,6 +105,10 @@ pub enum VfSetting {
     LinkState(u32),
     /// See [`VfSettings::trust`].
     Trust(bool),
+    /// See [`VfSettings::node_guid`].
+    NodeGuid(Guid),
+    /// See [`VfSettings::port_guid`].
+    PortGuid(Guid),
 }
 
 impl VfSettings {
@@ -109,6 +122,8 @@ impl VfSettings {
             self.spoof_check.map(VfSetting::SpoofCheck),
             self.link_state.map(VfSetting::LinkState),
             self.trust.map(VfSetting::Trust),
+            self.node_guid.map(VfSetting::NodeGuid),
+            self.port_guid.map(VfSetting::PortGuid),
         ];
         settings.into_iter().flatten().collect()
     }
@@ -131,6 +146,8 @@ impl VfSetting {
             Self::SpoofCheck(_) => "spoofCheck",
             Self::LinkState(_) => "linkState",
             Self::Trust(_) => "trust",
+            Self::NodeGuid(_) => "nodeGuid",
+            Self::PortGuid(_) => "portGuid",
         }
     }
 
@@ -154,6 +171,8 @@ impl VfSetting {
             Self::SpoofCheck(on) => attribute(IFLA_VF_SPOOFCHK, &words(&[vf, u32::from(*on)])),
             Self::LinkState(state) => attribute(IFLA_VF_LINK_STATE, &words(&[vf, *state])),
             Self::Trust(on) => attribute(IFLA_VF_TRUST, &words(&[vf, u32::from(*on)])),
+            Self::NodeGuid(guid) => attribute(IFLA_VF_IB_NODE_GUID, &guid_value(vf, *guid)),
+            Self::PortGuid(guid) => attribute(IFLA_VF_IB_PORT_GUID, &guid_value(vf, *guid)),
         }
     }
 }
@@ -170,6 +189,8 @@ impl fmt::Display for VfSetting {
                 write!(f, "linkState {}", ["auto", "enable", "disable"].get(*state as usize).copied().unwrap_or("unknown"))
             }
             Self::Trust(on) => write!(f, "trust {}", on_off(on)),
+            Self::NodeGuid(guid) => write!(f, "nodeGuid {guid}"),
+            Self::PortGuid(guid) => write!(f, "portGuid {guid}"),
         }
     }
 }
@@ -214,7 +235,21 @@ fn parse(payload: &[u8], vf: u32) -> Option<VfSettings> {
         spoof_check: switch(IFLA_VF_SPOOFCHK),
         link_state: word(IFLA_VF_LINK_STATE, 4),
         trust: switch(IFLA_VF_TRUST),
+        node_guid: find(block, IFLA_VF_IB_NODE_GUID).and_then(guid),
+        port_guid: find(block, IFLA_VF_IB_PORT_GUID).and_then(guid),
     })
+}
+
+/// `struct ifla_vf_guid`, `linux/if_link.h`: the function's number, padding, and the GUID as a number of this machine.
+fn guid_value(vf: u32, guid: Guid) -> Vec<u8> {
+    let mut value = vf.to_ne_bytes().to_vec();
+    value.extend([0; 4]);
+    value.extend(guid.0.to_ne_bytes());
+    value
+}
+
+fn guid(value: &[u8]) -> Option<Guid> {
+    Some(Guid(u64::from_ne_bytes(*value.get(8..)?.first_chunk()?)))
 }
 
 fn vlan(block: &[u8]) -> Option<VfVlan> {
@@ -251,6 +286,8 @@ mod tests {
             spoof_check: Some(false),
             link_state: Some(2),
             trust: Some(true),
+            node_guid: Some(Guid(0x0c42_a103_0065_5f96)),
+            port_guid: Some(Guid(0x0c42_a103_0065_5f97)),
         }
     }
 
@@ -276,7 +313,15 @@ mod tests {
         assert_eq!(parse(&reply, 2), None);
         let words: Vec<String> = settings().all().iter().map(ToString::to_string).collect();
         assert_eq!(words[1..4], ["vlan 100 qos 3 protocol 0x88a8", "rate 10 to 200 Mbit/s", "spoofCheck off"]);
-        assert_eq!(words[4..], ["linkState disable", "trust on"]);
+        assert_eq!(words[4..], ["linkState disable", "trust on", "nodeGuid 0c42:a103:0065:5f96", "portGuid 0c42:a103:0065:5f97"]);
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn a_guid_is_written_as_the_kernel_has_it() {
+        let bytes = VfSetting::PortGuid(Guid(0x0102_0304_0506_0708)).attribute(3);
+        assert_eq!(bytes, [20, 0, 11, 0, 3, 0, 0, 0, 0, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1]);
+        assert_eq!(VfSetting::NodeGuid(Guid(1)).attribute(3)[2..4], [10, 0]);
     }
 
     #[test]

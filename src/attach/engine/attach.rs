@@ -362,6 +362,9 @@ impl Engine {
         for position in (0..jobs.len()).filter(|position| !jobs[*position].device().has_link()) {
             self.order_rdma(lanes, jobs, position);
         }
+        if self.remake_all(target, (host, inside), jobs, times)? {
+            self.write_intent(jobs, target).map_err(|e| kernel("writing the ledger", e))?;
+        }
         self.move_all(target, host, jobs, times, lanes)?;
         self.create_all(target, host, jobs, times)?;
         let mut clock = Clock::default();
@@ -382,7 +385,7 @@ impl Engine {
         lanes: &Lanes<'_>,
     ) -> Result<(), AttachError> {
         let all = jobs.len();
-        let moves = |job: &Job| job.device().has_link() && job.device().child().is_none();
+        let moves = |job: &Job| job.device().has_link() && !job.inside && job.device().child().is_none();
         for position in (0..all).filter(|position| moves(&jobs[*position])).collect::<Vec<_>>() {
             let turn = self.turns.take(target.pace(), target.deadline);
             if let Some(why) = target.why_stop() {

@@ -35,6 +35,7 @@ impl Engine {
                 drop_programs(netns, devices, &inside);
                 delete_leftovers(&mut pod, devices, stay);
                 crash::point("release: rules deleted");
+                self.adopt_at_home(devices, &outside.links);
                 let mut home = Home::new(&outside);
                 let urgency = (pace, Instant::now() + BACK);
                 let back = |device: &&DeviceRecord| match rdma.get(&device.share()) {
@@ -69,7 +70,11 @@ impl Engine {
     ) -> Released {
         let index = device.attachment.as_ref().map_or(0, |a| a.index);
         let Some(found) = locate::in_pod(device, index, inside) else {
-            return self.at_home_or_gone(device, home.there);
+            return match self.at_home_or_gone(device, home.there) {
+                // It was made anew when its RDMA device came back.
+                Released::AtHome(share) if locate::is_remade(device) => Released::Moved(share),
+                outcome => outcome,
+            };
         };
         if device.child().is_some() {
             return delete(pod, device, found.index);

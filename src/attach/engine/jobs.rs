@@ -25,7 +25,7 @@ pub(super) struct Job {
     /// Which of the record's devices.
     position: usize,
     /// Index on the host, now.
-    host_index: u32,
+    pub(super) host_index: u32,
     /// Index in the pod.
     pub(super) index: u32,
     /// Its altnames on the host, now.

@@ -2,8 +2,8 @@
 
 use crate::inventory::HardwareId;
 use crate::ledger::{DeviceRecord, Phase, RdmaRecord};
-use crate::netdev::{Child, Link};
-use crate::rdma;
+use crate::netdev::{Child, Link, LinkAddress};
+use crate::rdma::{self, Protocol};
 
 /// Whether `link`, on the host or moved into a pod, is the device of `record`: what the hardware says, or, for a link without
 /// hardware, its kind and one of the addresses it can have by now.
@@ -11,6 +11,8 @@ pub(super) fn is_device(record: &DeviceRecord, link: &Link) -> bool {
     match &record.hardware {
         // A link of the same function (IPoIB that is ignored) is another matter.
         _ if !record.has_link() => false,
+        // So is what has no GID where the device has one, and the other way round.
+        _ if gid(record.host.address.as_ref()).is_some() != gid(link.address.as_ref()).is_some() => false,
         HardwareId::Virtual { kind, .. } => link.kind.as_deref().unwrap_or_default() == kind && has_known_address(record, link),
         HardwareId::Pci { .. } | HardwareId::Bus { .. } => {
             let pci = link.parent_device.as_ref().filter(|p| p.bus == "pci").map(|p| p.name.as_str());
@@ -30,7 +32,13 @@ fn has_known_address(record: &DeviceRecord, link: &Link) -> bool {
         crate::attach::Step::Move { address, .. } => address.as_ref(),
         _ => None,
     });
-    link.address == record.host.address || (configured.is_some() && link.address.as_ref() == configured)
+    same_address(link.address.as_ref(), record.host.address.as_ref())
+        || (configured.is_some() && link.address.as_ref() == configured)
+}
+
+/// The same address, or one of the same InfiniBand port.
+fn same_address(a: Option<&LinkAddress>, b: Option<&LinkAddress>) -> bool {
+    a == b || (gid(a).is_some() && gid(a) == gid(b))
 }
 
 /// The link of `record` among `links`, those in its pod: the device itself, or what was made on top of it.
@@ -66,7 +74,10 @@ fn is_child(record: &DeviceRecord, child: &Child, link: &Link) -> bool {
 pub(crate) fn find<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
     let by_index = links.iter().find(|link| link.index == index).filter(|link| is_device(record, link));
     // Another index: several links without hardware may look alike, and then none is better than a wrong one.
-    by_index.or_else(|| only(links.iter().filter(|link| is_device(record, link))))
+    let any = || links.iter().filter(|link| is_device(record, link));
+    // Ports of one InfiniBand function are told apart by their GIDs.
+    let same_port = |link: &&Link| same_address(link.address.as_ref(), record.host.address.as_ref());
+    by_index.or_else(|| only(any())).or_else(|| only(any().filter(same_port)))
 }
 
 /// The RDMA device of `record` among `devices`: the one with its index, which the kernel gives to no other before it has used all;
@@ -80,6 +91,18 @@ pub(super) fn rdma<'a>(record: &RdmaRecord, devices: &'a [rdma::Device]) -> Opti
     };
     let by_index = devices.iter().find(|device| device.index == record.index).filter(may_be);
     by_index.or_else(|| only(devices.iter().filter(same_guid)))
+}
+
+/// Whether the device is an IPoIB link that ends, and is made anew, when its RDMA device moves.
+pub(super) fn is_remade(record: &DeviceRecord) -> bool {
+    let moves_with_port = record.moving_rdma().is_some_and(|rdma| rdma.protocol == Protocol::InfiniBand);
+    moves_with_port && record.child().is_none() && gid(record.host.address.as_ref()).is_some()
+}
+
+/// The port's GID in an IPoIB address: what is behind flags and queue pair number, which is another one of each link
+/// (`Documentation/infiniband/ipoib.rst`). None of any other address.
+fn gid(address: Option<&LinkAddress>) -> Option<&[u8]> {
+    address.map(LinkAddress::bytes).filter(|bytes| bytes.len() == 20).map(|bytes| &bytes[4..])
 }
 
 /// The item, if there is one and no other.

@@ -331,6 +331,7 @@ impl Engine {
                 self.plan_link(claim, (wanted, device), &snapshot, index, &mut names)?
             };
             let rdma = self.plan_rdma(pod, (wanted, device), rdma.as_mut(), &mut plan)?;
+            self.check_ipoib((wanted, device), &snapshot.links, &plan, rdma.as_ref())?;
             records.push(DeviceRecord {
                 request: wanted.request.clone(),
                 pool: wanted.pool.clone(),

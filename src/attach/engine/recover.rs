@@ -56,6 +56,7 @@ impl Engine {
                 tracing::debug!(%claim, device = %name, %sandbox, "still in its sandbox");
             } else if device.child().is_some() {
                 tracing::warn!(%claim, device = %name, %sandbox, "the link on top of it ended while the agent was away");
+                self.delete_returned(device, &outside.links);
                 home.push(device);
             } else if outside.is_home_of(device) {
                 tracing::warn!(%claim, device = %name, %sandbox, "it came back to the host while the agent was away");

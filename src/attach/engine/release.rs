@@ -144,7 +144,10 @@ impl Engine {
                 self.tell_holder(claim, attachment);
                 self.move_back(&netns, devices, &self.leftovers_that_stay(claim, attachment, devices), pace)
             }
-            None => self.look_at_home(devices),
+            None => {
+                self.delete_returned_of(devices);
+                self.look_at_home(devices)
+            }
         };
         let home: Vec<&DeviceRecord> = devices
             .iter()

@@ -11,19 +11,27 @@ use crate::netdev::{Child, Ethtool, HostState, Link, LinkAddress, MacvlanMode};
 
 /// Length of an Ethernet address (`ETH_ALEN`, `linux/if_ether.h`), bytes.
 const ETHERNET: usize = 6;
+/// Length of an IPoIB address (`INFINIBAND_ALEN`, `linux/if_infiniband.h`), bytes.
+const INFINIBAND: usize = 20;
+
+/// Longest alias that is made here, bytes: less than the kernel's 255 (`IFALIASZ`, `linux/if.h`).
+const ALIAS_MAX: usize = 250;
 
 /// Why nothing can be made on top of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
     /// The allocation shares it, the configuration moves it.
     #[error(
-        "this is a share of the device, and the device itself can't go into the pod: set macvlan, ipvlan or vlan in the \
+        "this is a share of the device, and the device itself can't go into the pod: set macvlan, ipvlan, vlan or ipoib in the \
          configuration of the class or the claim, or ask for a device that is not shared"
     )]
     Whole,
     /// macvlan and VLANs are Ethernet's.
     #[error("the device is no Ethernet device, and macvlan and vlan need one")]
     NotEthernet,
+    /// Partitions are InfiniBand's.
+    #[error("the device is no IPoIB link, and ipoib needs one")]
+    NotInfiniBand,
     /// The same address twice on a wire.
     #[error("interface.hardwareAddr is the device's own, and a macvlan link needs another one")]
     OwnAddress,
@@ -46,6 +54,11 @@ pub(crate) fn of(interface: &InterfaceConfig) -> Option<Child> {
             // Validation has seen that there is one; the kernel refuses 0 with a tag of its own, so nothing else can come of it.
             Some(Child::Vlan { id: vlan.id.unwrap_or_default(), protocol: vlan.protocol.unwrap_or_default() })
         }
+        InterfaceKind::Ipoib => {
+            let ipoib = interface.ipoib.unwrap_or_default();
+            // As with a VLAN: 0 is refused by validation, and by the kernel.
+            Some(Child::Ipoib { pkey: ipoib.pkey.unwrap_or_default(), mode: ipoib.mode.unwrap_or_default() })
+        }
     }
 }
 
@@ -62,9 +75,11 @@ pub(crate) fn of_share(config: &NetworkConfig, is_share: bool) -> Result<Option<
 
 /// Whether the device can have `child` on top. `address`: the one that differs from its own.
 pub(super) fn check(child: &Child, host: &HostState, address: Option<&LinkAddress>) -> Result<(), Unfit> {
-    let is_ethernet = host.address.as_ref().is_some_and(|own| own.bytes().len() == ETHERNET);
+    let length = host.address.as_ref().map_or(0, |own| own.bytes().len());
+    let (is_ethernet, is_infiniband) = (length == ETHERNET, length == INFINIBAND);
     match child {
         Child::Macvlan { .. } | Child::Vlan { .. } if !is_ethernet => Err(Unfit::NotEthernet),
+        Child::Ipoib { .. } if !is_infiniband => Err(Unfit::NotInfiniBand),
         Child::Macvlan { mode } if *mode != MacvlanMode::Passthru && address.is_none() => Err(Unfit::OwnAddress),
         _ => Ok(()),
     }
@@ -113,6 +128,12 @@ pub(crate) fn completed(
     let interface = config.interface.get_or_insert_default();
     if interface.name.is_none() {
         interface.name = free_name(parent, taken);
+    }
+    if matches!(child, Child::Ipoib { .. }) && interface.alias.is_none() {
+        // The kernel returns it to the host when the pod's namespace ends; there it is known by this.
+        let (claim, device, share) = identity;
+        interface.alias =
+            Some(format!("dranic {claim} {device} {}", share.unwrap_or_default()).chars().take(ALIAS_MAX).collect());
     }
     let has_own = matches!(child, Child::Macvlan { mode } if *mode != MacvlanMode::Passthru);
     if has_own && interface.hardware_addr.is_none() {
@@ -210,6 +231,13 @@ mod tests {
         assert!(refused(r#"{"interface":{"type":"ipvlan","mtu":9001}}"#, &parent()).contains("68 to 9000 bytes"));
         let infiniband = Link { address: Some(LinkAddress::new(vec![1; 20])), ..parent() };
         assert!(refused(r#"{"interface":{"type":"vlan","vlan":{"id":5}}}"#, &infiniband).contains("no Ethernet device"));
+        let ipoib = r#"{"interface":{"type":"ipoib","ipoib":{"pkey":32769}}}"#;
+        assert!(refused(ipoib, &parent()).contains("no IPoIB link"));
+        let plan = planned(ipoib, &infiniband, "s").unwrap();
+        let words = "making a ipoib (pkey 0x8001, mode datagram) link in the pod as nic0";
+        assert_eq!(plan.steps[0].describe(), words);
+        let Some(Step::Link { settings }) = plan.steps.iter().find(|step| step.kind() == "link") else { panic!("{plan:?}") };
+        assert_eq!((settings.mtu, settings.alias.as_deref()), (Some(9000), Some("dranic c d s")));
         let same = r#"{"interface":{"type":"macvlan","hardwareAddr":"02:00:00:00:00:01"}}"#;
         assert!(refused(same, &parent()).contains("needs another one"));
         assert!(refused(r#"{"interface":{"mtu":1400}}"#, &parent()).contains("share of the device"));

@@ -6,7 +6,7 @@ use crate::inventory::RdmaPart;
 use crate::ledger::RdmaRecord;
 use crate::names::{LINK_NAME_MAX, PodLinkName, RdmaDeviceName};
 use crate::netdev::Child;
-use crate::rdma::{CharDeviceKind, Device, NetnsMode, Port};
+use crate::rdma::{CharDeviceKind, Device, NetnsMode, Port, Protocol};
 
 /// How the node's mode is changed: never by us, and not while there are pods.
 const SET_EXCLUSIVE: &str =
@@ -87,10 +87,12 @@ fn check_port(part: &RdmaPart, now: &Device, ports: &[Port], link: Option<u32>) 
     }
 }
 
-/// The step that gives the pod the RDMA device, right after the link's way in.
+/// The step that gives the pod the RDMA device, right after the link's way in; but before it where the RDMA device takes its IPoIB link
+/// with it.
 pub(crate) fn add_step(plan: &mut Plan, record: &RdmaRecord) {
+    let is_first = record.mode == NetnsMode::Exclusive && record.protocol == Protocol::InfiniBand;
     let is_way_in = |step: &Step| matches!(step, Step::Move { .. } | Step::Create { .. });
-    let at = plan.steps.iter().position(is_way_in).map_or(0, |position| position + 1);
+    let at = plan.steps.iter().position(is_way_in).map_or(0, |position| position + usize::from(!is_first));
     let (device, mode, char_devices) = (record.name.clone(), record.mode, record.char_devices.clone());
     plan.steps.insert(at, Step::Rdma { device, mode, char_devices });
 }
@@ -133,7 +135,7 @@ fn for_people(name: &str) -> PodLinkName {
 mod tests {
     use super::*;
     use crate::netdev::MacvlanMode;
-    use crate::rdma::{PortState, Protocol};
+    use crate::rdma::PortState;
 
     fn part() -> RdmaPart {
         let name = RdmaDeviceName::new("mlx5_0").unwrap();
@@ -196,7 +198,11 @@ mod tests {
         let name = plan.pod_link.clone();
         plan.steps = vec![Step::DetachPrograms { programs: vec![] }, Step::Move { name, mtu: None, address: None }, Step::Up];
         add_step(&mut plan, &record);
-        assert_eq!(plan.steps.iter().map(Step::kind).collect::<Vec<_>>(), ["detachPrograms", "move", "rdma", "up"]);
+        let kinds = |plan: &Plan| plan.steps.iter().map(Step::kind).collect::<Vec<_>>();
+        assert_eq!(kinds(&plan), ["detachPrograms", "move", "rdma", "up"]);
+        plan.steps.retain(|step| !matches!(step, Step::Rdma { .. }));
+        add_step(&mut plan, &RdmaRecord { protocol: Protocol::InfiniBand, ..record });
+        assert_eq!(kinds(&plan), ["detachPrograms", "rdma", "move", "up"], "it takes its link with it");
     }
 
     #[test]

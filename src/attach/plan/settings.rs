@@ -14,12 +14,18 @@ const DISABLE_IPV6: &str = "ipv6/conf/disable_ipv6";
 /// IPv6 may be missing on the link: then it does not forward, and is off.
 const IPV6_FORWARDING: &str = "ipv6/conf/forwarding";
 
-/// Properties, then names.
+/// Properties, then names. `mtu`: where the link's way in does not set it, bytes.
 ///
 /// # Errors
 /// When the device can't be what is asked for.
-pub(super) fn of_link(interface: &InterfaceConfig, host: &HostState, pod_link: &PodLinkName) -> Result<Vec<Step>, PlanError> {
+pub(super) fn of_link(
+    interface: &InterfaceConfig,
+    host: &HostState,
+    pod_link: &PodLinkName,
+    mtu: Option<u32>,
+) -> Result<Vec<Step>, PlanError> {
     let settings = LinkSettings {
+        mtu,
         sizes: sizes(interface, host)?,
         tx_queue_len: interface.tx_queue_len,
         alias: interface.alias.clone(),

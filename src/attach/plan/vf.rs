@@ -52,6 +52,8 @@ fn asked(config: &VfConfig, now: &VfSettings) -> VfSettings {
             LinkState::Disable => 2,
         }),
         trust: config.trust,
+        node_guid: config.node_guid,
+        port_guid: config.port_guid,
     }
 }
 
@@ -63,6 +65,8 @@ fn put(settings: &mut VfSettings, setting: VfSetting) {
         VfSetting::SpoofCheck(on) => settings.spoof_check = Some(on),
         VfSetting::LinkState(state) => settings.link_state = Some(state),
         VfSetting::Trust(on) => settings.trust = Some(on),
+        VfSetting::NodeGuid(guid) => settings.node_guid = Some(guid),
+        VfSetting::PortGuid(guid) => settings.port_guid = Some(guid),
     }
 }
 
@@ -88,6 +92,7 @@ pub(in crate::attach) fn back(wanted: &VfSettings, before: &VfSettings, now: &Vf
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rdma::Guid;
 
     fn now() -> VfSettings {
         VfSettings {
@@ -97,6 +102,8 @@ mod tests {
             spoof_check: Some(true),
             link_state: Some(0),
             trust: None,
+            node_guid: Some(Guid(0)),
+            port_guid: None,
         }
     }
 
@@ -124,6 +131,17 @@ mod tests {
     #[test]
     fn what_the_driver_does_not_tell_is_not_set() {
         assert_eq!(wanted(&config(r#"{"trust": true}"#), &now()).unwrap_err(), "trust");
+        assert_eq!(wanted(&config(r#"{"portGuid": "0c42:a103:0065:5f96"}"#), &now()).unwrap_err(), "portGuid");
+    }
+
+    #[test]
+    fn a_guid_that_was_none_is_taken_away_again() {
+        let (set, before) = wanted(&config(r#"{"nodeGuid": "0c42:a103:0065:5f96"}"#), &now()).unwrap();
+        assert_eq!(words(&set), ["nodeGuid 0c42:a103:0065:5f96"]);
+        let later = VfSettings { node_guid: set.node_guid, ..now() };
+        assert_eq!(back(&set, &before, &later), (vec![VfSetting::NodeGuid(Guid(0))], vec![]));
+        let elses = VfSettings { node_guid: Some(Guid(9)), ..now() };
+        assert_eq!(back(&set, &before, &elses).0, [], "somebody else's stays");
     }
 
     #[test]

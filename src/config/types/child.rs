@@ -1,9 +1,9 @@
-//! `interface.macvlan`, `ipvlan` and `vlan`: links that are made in the pod on top of a device that stays on the host.
+//! `interface.macvlan`, `ipvlan`, `vlan` and `ipoib`: links that are made in the pod on top of a device that stays on the host.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use crate::netdev::child::{IpvlanFlag, IpvlanMode, MacvlanMode, VlanProtocol};
+pub use crate::netdev::child::{IpoibMode, IpvlanFlag, IpvlanMode, MacvlanMode, VlanProtocol};
 
 /// `interface.macvlan`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -37,4 +37,17 @@ pub struct VlanConfig {
     /// `802.1Q` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<VlanProtocol>,
+}
+
+/// `interface.ipoib`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct IpoibConfig {
+    /// Required: the `P_Key` of the partition, 1 to 65535 and not 32768 (0x8000). The highest bit asks for full membership.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub pkey: Option<u16>,
+    /// `datagram` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<IpoibMode>,
 }

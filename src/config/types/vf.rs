@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::VlanProtocol;
 use crate::netdev::LinkAddress;
+use crate::rdma::Guid;
 
 /// `vf` (`IFLA_VF_*`, `linux/if_link.h`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -40,6 +41,14 @@ pub struct VfConfig {
     /// Whether its link is up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_state: Option<LinkState>,
+    /// GUID of the function as an InfiniBand node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", regex(pattern = crate::config::text::GUID))]
+    pub node_guid: Option<Guid>,
+    /// GUID of its InfiniBand port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", regex(pattern = crate::config::text::GUID))]
+    pub port_guid: Option<Guid>,
 }
 
 /// `IFLA_VF_LINK_STATE_*`.

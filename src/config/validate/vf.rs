@@ -26,6 +26,11 @@ pub(super) fn check(vf: &VfConfig, faults: &mut Faults) {
     if let Some(mac) = &vf.mac {
         faults.check("vf.mac", bad_link_address(mac, true));
     }
+    for (path, guid) in [("vf.nodeGuid", vf.node_guid), ("vf.portGuid", vf.port_guid)] {
+        if guid.is_some_and(|guid| guid.0 == 0 || guid.0 == u64::MAX) {
+            faults.add(path, "can't be all zero or all ones: those mean none");
+        }
+    }
     if let (Some(min), Some(max)) = (vf.min_tx_rate, vf.max_tx_rate)
         && max > 0
         && min > max

@@ -52,6 +52,9 @@ impl PacketSizes {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkSettings {
+    /// Bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
     /// Packet sizes.
     #[serde(default)]
     pub sizes: PacketSizes,
@@ -86,6 +89,7 @@ impl LinkSettings {
         let switch = |name: &str, value: Option<bool>| value.map(|v| format!("{name} {}", if v { "on" } else { "off" }));
         let sizes = self.sizes.named().into_iter().filter_map(|(name, value)| number(name, value));
         let rest = [
+            number("mtu", self.mtu),
             number("txQueueLen", self.tx_queue_len),
             self.alias.as_ref().map(|alias| format!("alias {alias:?}")),
             number("group", self.group),
@@ -108,6 +112,7 @@ pub fn set_request(index: u32, settings: &LinkSettings) -> Request {
     let mut message = LinkMessage::default();
     message.header.index = index;
     (message.header.change_mask, message.header.flags) = settings.flags();
+    message.attributes.extend(settings.mtu.map(LinkAttribute::Mtu));
     message.attributes.extend(settings.sizes.attributes());
     message.attributes.extend(settings.tx_queue_len.map(LinkAttribute::TxQueueLen));
     message.attributes.extend(settings.alias.as_deref().map(alias));
