@@ -70,7 +70,8 @@ impl Legs {
         specs.renew(shared.engine.ledger(), true);
         tokio::spawn(cdi::keep(specs.clone(), shared.engine.clone(), config.rescan, stops.publisher.clone()));
         shared.background.spawn(leases::keep(shared.clone(), stops.waits.clone()));
-        tokio::spawn(returned::keep(shared.engine.clone(), Netns::current()?, stops.publisher.clone()));
+        let scans = shared.inventory.subscribe();
+        tokio::spawn(returned::keep(shared.engine.clone(), Netns::current()?, scans, stops.publisher.clone()));
         let claims = Arc::new(Claims::new(shared.clone(), client.clone(), specs, stops.waits.clone()));
         let health = health::start(shared.clone(), Netns::current()?, stop.clone());
         let bind = || grpc::serve(config.kubelet_sockets(), claims.clone(), health.clone(), stops.grpc.clone());

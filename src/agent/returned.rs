@@ -1,12 +1,14 @@
-//! Listens to the host's links for NICs that the kernel returned by itself, and has them repaired.
+//! Listens to the host's links and RDMA devices for NICs that the kernel returned by itself, and has them repaired.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::{interval, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::attach::Engine;
+use crate::inventory::Scan;
 use crate::netdev::monitor::{Group, Monitor};
 use crate::netns::Netns;
 
@@ -19,7 +21,7 @@ const REOPEN: Duration = Duration::from_secs(5);
 
 /// Repairs what comes back, until `stop`. Usually there is nothing: the agent keeps namespaces open until it has taken its devices out
 /// of them itself. It can't where it was not there when the pod ended, or can't see a namespace that somebody in it keeps alive.
-pub async fn keep(engine: Arc<Engine>, host: Netns, stop: CancellationToken) {
+pub async fn keep(engine: Arc<Engine>, host: Netns, mut scans: watch::Receiver<Arc<Scan>>, stop: CancellationToken) {
     let mut recheck = interval(RECHECK);
     loop {
         let mut monitor = match Monitor::open(&host, &[Group::Link]) {
@@ -37,6 +39,8 @@ pub async fn keep(engine: Arc<Engine>, host: Netns, stop: CancellationToken) {
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = recheck.tick() => {}
+                // An RDMA device that comes back is no event of links, but the inventory sees it.
+                Ok(()) = scans.changed() => {}
                 changed = monitor.changed() => match changed {
                     Ok(_events_or_overrun) => sleep(QUIET).await,
                     Err(error) => {
