@@ -3,10 +3,14 @@
 //! Every file is read up to 4 KiB, and one that can't be read is as one that is not there. Links that lead out of the tree are
 //! not followed.
 
+mod rdma;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+
+pub use rdma::{RdmaFacts, RdmaPortFacts};
 
 use crate::names::RdmaDeviceName;
 use crate::netdev::child::FULL_MEMBER;
@@ -82,17 +86,6 @@ impl LinkFacts {
         Self { is_virtual: false, device: None, device_path: None, pci: None, numa_node: None, dev_port: 0 };
 }
 
-/// What sysfs knows of an RDMA device.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RdmaFacts {
-    /// `mlx5_0`.
-    pub name: String,
-    /// Path of the device it belongs to, below the root.
-    pub device_path: Option<PathBuf>,
-    /// Name of the link it runs over, for one without hardware (rxe).
-    pub over: Option<String>,
-}
-
 impl Sysfs {
     /// The tree below `root` (`/sys`).
     #[must_use]
@@ -153,40 +146,6 @@ impl Sysfs {
         // Mbit/s (`Documentation/ABI/testing/sysfs-class-net`); -1 where it is unknown.
         let megabits: i64 = text(&self.root.join("class/net").join(name).join("speed"))?.parse().ok()?;
         u64::try_from(megabits).ok().filter(|speed| *speed > 0)?.checked_mul(1_000_000)
-    }
-
-    /// All RDMA devices, `mlx5_2` before `mlx5_10`.
-    #[must_use]
-    pub fn rdma_devices(&self) -> Vec<RdmaFacts> {
-        let class = self.root.join("class/infiniband");
-        let entries = std::fs::read_dir(&class).into_iter().flatten().flatten().take(ENTRIES_MAX);
-        let mut devices: Vec<_> = entries
-            .map(|entry| RdmaFacts {
-                name: entry.file_name().to_string_lossy().into_owned(),
-                device_path: self.resolve(&entry.path().join("device")),
-                over: text(&entry.path().join("parent")),
-            })
-            .collect();
-        devices.sort_by(|a, b| (a.name.len(), &a.name).cmp(&(b.name.len(), &b.name)));
-        devices
-    }
-
-    /// The ports of each RDMA device, with their states as the kernel spells them: `ACTIVE`, `DOWN`, `INIT`, `ARMED`, ….
-    /// (`ports/N/state` is `4: ACTIVE`; states in `enum ib_port_state`, `rdma/ib_verbs.h`.)
-    #[must_use]
-    pub fn rdma_ports(&self) -> BTreeMap<String, BTreeMap<u32, String>> {
-        let class = self.root.join("class/infiniband");
-        let ports = |name: &str| {
-            let folder = class.join(name).join("ports");
-            let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten().take(ENTRIES_MAX);
-            entries.filter_map(|entry| {
-                let state = text(&entry.path().join("state"))?;
-                let state = state.split_once(':').map_or(state.as_str(), |(_, word)| word.trim());
-                Some((entry.file_name().to_str()?.parse().ok()?, state.to_owned()))
-            })
-        };
-        let devices = self.rdma_devices();
-        devices.iter().map(|device| (device.name.clone(), ports(&device.name).collect())).collect()
     }
 
     /// The `P_Key`s of a port of an RDMA device (`ports/N/pkeys/`), in the order of its table and without the empty ones; none where
