@@ -12,6 +12,7 @@ mod hooks;
 mod http;
 mod leases;
 mod legs;
+mod metadata;
 mod missed;
 mod places;
 mod reports;
@@ -134,6 +135,8 @@ pub struct AgentConfig {
     pub bpffs: PathBuf,
     /// Root of sysfs.
     pub sysfs: PathBuf,
+    /// The host's `/dev`.
+    pub dev: PathBuf,
 }
 
 impl AgentConfig {

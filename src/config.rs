@@ -35,7 +35,7 @@ pub const NESTING_MAX: usize = 16;
 /// Longest message of a fault, in characters: the decoder's messages quote values of any length.
 const MESSAGE_MAX: usize = 400;
 /// Paths of all fields that are objects, but elements of lists.
-const OBJECTS: [&str; 15] = [
+const OBJECTS: [&str; 17] = [
     "interface",
     "interface.vrf",
     "interface.macvlan",
@@ -50,6 +50,8 @@ const OBJECTS: [&str; 15] = [
     "ethtool.coalesce",
     "ethtool.pause",
     "vf",
+    "rdma",
+    "rdma.limits",
     "hostState",
 ];
 /// Path of the parameters as a whole.

@@ -9,10 +9,13 @@
 pub mod args;
 pub mod ask;
 pub mod check;
+pub mod container;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 pub mod hook;
+pub mod limits;
 pub mod look;
+pub mod marks;
 pub mod oci;
 pub mod pass;
 pub mod protocol;

@@ -50,6 +50,8 @@ pub struct Container {
     pub sandbox: String,
     /// Name in the pod.
     pub name: String,
+    /// Its environment, as `NAME=value`, with what CDI devices brought.
+    pub env: Vec<String>,
     /// Fully qualified CDI names it was given (runtimes with NRI 0.12 or later).
     pub cdi_devices: Vec<String>,
     /// Programs that the OCI runtime is to run at `createRuntime`, by CDI or by plugins that were asked before us.

@@ -2,6 +2,7 @@
 //!
 //! Numbers and names are those of `rdma/rdma_netlink.h` (`RDMA_NLDEV_*`) and `rdma/ib_verbs.h`.
 
+pub mod char_devices;
 mod codec;
 pub mod monitor;
 mod resources;

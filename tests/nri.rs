@@ -78,7 +78,7 @@ async fn hooks_get_their_sandbox_and_container() {
             assert_eq!((&sandbox.namespace, &sandbox.netns), (&pod.namespace, &pod.netns_path));
         }
         let (id, sandbox, name) = ("c".into(), "a".into(), "main".into());
-        let expected = dranic::nri::Container { id, sandbox, name, cdi_devices, create_runtime, state: 0 };
+        let expected = dranic::nri::Container { id, sandbox, name, env: Vec::new(), cdi_devices, create_runtime, state: 0 };
         assert!(seen.contains(&Seen::Container(expected)));
         let by_event =
             double.log().all().iter().any(|e| matches!(&e.what, What::Request { method, .. } if method == "StateChange"));

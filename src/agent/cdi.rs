@@ -12,17 +12,17 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+use super::metadata::Metadata;
 use crate::attach::Engine;
-use crate::gate::GuardUse;
-use crate::ledger::{ClaimRecord, Ledger, Share};
+use crate::gate::{GuardUse, limits, marks};
+use crate::ledger::{ClaimRecord, DeviceRecord, Ledger, RdmaRecord, Share};
 use crate::names::ClaimUid;
+use crate::rdma::char_devices::{CharDevices, Node};
 
 /// Vendor and class of the devices: the same for each driver name, since devices are called by the claim's UID.
 const KIND: &str = "dranic.dev/claim";
 /// CDI version of the specs: the first that every runtime with DRA reads.
 const VERSION: &str = "0.6.0";
-/// Begin of the variable's name; the claim's UID follows, since a container can have several claims.
-pub(crate) const VARIABLE: &str = "DRANIC_CLAIM_";
 
 /// Where the specs are, and what is in them beside their devices.
 #[derive(Debug)]
@@ -30,27 +30,66 @@ pub(super) struct Specs {
     folder: PathBuf,
     driver: String,
     guard: Option<GuardUse>,
+    /// Whose character devices containers get.
+    files: CharDevices,
+    /// Controllers that pods' cgroups can have.
+    controllers: PathBuf,
+    metadata: Option<Arc<Metadata>>,
     /// Who changes the folder: a spec that was found without a claim must not go as one that is just written.
     changing: Mutex<()>,
 }
 
 impl Specs {
     pub(super) fn new(folder: &Path, driver: &str, guard: Option<GuardUse>) -> Self {
-        Self { folder: folder.to_owned(), driver: driver.to_owned(), guard, changing: Mutex::new(()) }
+        let (folder, driver) = (folder.to_owned(), driver.to_owned());
+        let this = Self {
+            folder,
+            driver,
+            guard,
+            files: CharDevices::new(Path::new("/sys"), Path::new("/dev")),
+            controllers: PathBuf::new(),
+            metadata: None,
+            changing: Mutex::new(()),
+        };
+        this.with_roots(Path::new("/sys"), Path::new("/dev"))
+    }
+
+    /// With sysfs and the host's `/dev` elsewhere.
+    pub(super) fn with_roots(mut self, sysfs: &Path, dev: &Path) -> Self {
+        self.files = CharDevices::new(sysfs, dev);
+        self.controllers = sysfs.join("fs/cgroup/cgroup.controllers");
+        self
+    }
+
+    /// With files that say what containers got.
+    pub(super) fn with_metadata(mut self, metadata: Arc<Metadata>) -> Self {
+        self.metadata = Some(metadata);
+        self
     }
 
     /// The CDI device that stands for a device of the claim, for the kubelet's answer. One for each: the kubelet tells the health of
     /// devices apart by it.
     pub(super) fn device(claim: &ClaimUid, share: &Share) -> String {
-        format!("{KIND}={}", Self::name(claim, share))
+        format!("{KIND}={}", marks::device(claim, share))
     }
 
-    /// Its name in the spec. Shares of one device differ by their ids.
-    fn name(claim: &ClaimUid, share: &Share) -> String {
-        match &share.id {
-            None => format!("{claim}-{}", share.device),
-            Some(id) => format!("{claim}-{}-{id}", share.device),
+    /// Whether containers can be given what the claim's RDMA devices need.
+    ///
+    /// # Errors
+    /// What is missing, and what to do.
+    pub(super) fn check(&self, record: &ClaimRecord) -> Result<(), String> {
+        for (device, rdma) in record.devices.iter().filter_map(|device| Some((device, device.rdma.as_ref()?))) {
+            self.nodes(rdma).map_err(|e| format!("device {}: {e}", device.device))?;
+            if rdma.limits.is_some() {
+                limits::supported(&self.controllers).map_err(|e| format!("device {}: rdma.limits: {e}", device.device))?;
+            }
         }
+        Ok(())
+    }
+
+    fn nodes(&self, rdma: &RdmaRecord) -> Result<Vec<Node>, String> {
+        let companions = rdma.companion_names();
+        self.files.nodes(&rdma.files(rdma.name.as_str(), &companions)).map_err(|e| e.to_string())
     }
 
     /// Writes the claim's spec. The runtime sees either none or all of it.
@@ -67,18 +106,21 @@ impl Specs {
         let file = self.file(uid);
         // Runtimes read files that end in .json only.
         let part = file.with_extension("part");
+        let spec = self.spec(record)?.to_string();
+        // What says the same is not written: runtimes read the folder anew at each change.
+        if std::fs::read(&file).is_ok_and(|there| there == spec.as_bytes()) {
+            return Ok(());
+        }
         std::fs::create_dir_all(&self.folder)
-            .and_then(|()| std::fs::write(&part, self.spec(record).to_string()))
+            .and_then(|()| std::fs::write(&part, spec))
             .and_then(|()| std::fs::rename(&part, &file))
             .map_err(|e| format!("the CDI spec {} can't be written: {e} (--cdi-dir)", file.display()))
     }
 
     /// The spec. What stands at its top goes into a container once, however many of its devices the container has: the guard.
-    fn spec(&self, record: &ClaimRecord) -> Value {
+    fn spec(&self, record: &ClaimRecord) -> Result<Value, String> {
         let uid = &record.claim.uid;
-        let variable = format!("{VARIABLE}{uid}={}/{}", record.claim.namespace, record.claim.name);
-        let device = |share: &Share| json!({"name": Self::name(uid, share), "containerEdits": {"env": [variable]}});
-        let devices: Vec<_> = record.devices.iter().map(|d| device(&d.share())).collect();
+        let devices = record.devices.iter().map(|device| self.device_entry(record, device)).collect::<Result<Vec<_>, _>>()?;
         let mut spec = json!({"cdiVersion": VERSION, "kind": KIND, "devices": devices});
         if let Some(guard) = &self.guard {
             let hook = guard.hook(std::slice::from_ref(uid), None);
@@ -89,7 +131,23 @@ impl Specs {
                 "timeout": hook.timeout.as_secs(),
             }]});
         }
-        spec
+        Ok(spec)
+    }
+
+    /// What a container gets that uses this device. Of what several devices bring (`rdma_cm`, a folder) runtimes make one.
+    fn device_entry(&self, record: &ClaimRecord, device: &DeviceRecord) -> Result<Value, String> {
+        let (uid, share) = (&record.claim.uid, device.share());
+        let mut env = vec![format!("{}{uid}={}/{}", marks::CLAIM, record.claim.namespace, record.claim.name)];
+        let mut edits = json!({});
+        if let Some(rdma) = &device.rdma {
+            env.push(marks::rdma(uid, &share, rdma));
+            edits["deviceNodes"] = self.nodes(rdma)?.iter().map(device_node).collect();
+        }
+        edits["env"] = json!(env);
+        if let Some(mount) = self.metadata.as_ref().and_then(|metadata| metadata.mount(record, device)) {
+            edits["mounts"] = json!([mount]);
+        }
+        Ok(json!({"name": marks::device(uid, &share), "containerEdits": edits}))
     }
 
     /// Removes the claim's spec, if there is one.
@@ -106,7 +164,7 @@ impl Specs {
     }
 
     /// A spec for each record, and none for claims without one. `again`: those that are there are written anew, since they may be of
-    /// another version or without guard.
+    /// another version or without guard. Those with character devices are in any case, since these may have changed.
     pub(super) fn renew(&self, ledger: &Ledger, again: bool) {
         for entry in std::fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -127,7 +185,9 @@ impl Specs {
         for record in ledger.all() {
             let _changing = self.changing();
             // Unprepare forgets the record first, and removes the spec after it.
-            if ledger.get(&record.claim.uid).is_none() || (!again && self.file(&record.claim.uid).exists()) {
+            let has_files = record.devices.iter().any(|device| device.rdma.is_some());
+            let stays = !again && !has_files && self.file(&record.claim.uid).exists();
+            if stays || ledger.get(&record.claim.uid).is_none() {
                 continue;
             }
             if let Err(error) = self.put(&record) {
@@ -147,6 +207,14 @@ impl Specs {
     fn file(&self, claim: &ClaimUid) -> PathBuf {
         self.folder.join(format!("{}{claim}.json", self.prefix()))
     }
+}
+
+/// Major and minor number are left out: the runtime reads those that the node has when a container is made.
+fn device_node(node: &Node) -> Value {
+    let path = node.device.path();
+    json!({
+        "path": path, "hostPath": path, "type": "c", "permissions": "rw", "fileMode": node.mode, "uid": node.uid, "gid": node.gid,
+    })
 }
 
 /// Makes specs and records agree, each `period` until `stop`.

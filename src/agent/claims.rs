@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Shared;
 use super::cdi::Specs;
+use super::metadata::Metadata;
 use crate::dra::resolve::{self, ResolvedClaim, ResolvedDevice};
 use crate::dra::{ClaimError, ClaimHandler, PreparedDevice, api, peer};
 use crate::ledger::{ClaimRecord, ClaimRef, PodRef};
@@ -39,13 +40,19 @@ pub(super) struct Claims {
     mode: Arc<RwLock<Mode>>,
     client: kube::Client,
     specs: Arc<Specs>,
+    metadata: Arc<Metadata>,
     /// No call may wait any longer.
     stop: CancellationToken,
 }
 
 impl Claims {
-    pub(super) fn new(shared: Arc<Shared>, client: kube::Client, specs: Arc<Specs>, stop: CancellationToken) -> Self {
-        Self { shared, client, specs, mode: Arc::new(RwLock::new(Mode::Own)), stop }
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        client: kube::Client,
+        (specs, metadata): (Arc<Specs>, Arc<Metadata>),
+        stop: CancellationToken,
+    ) -> Self {
+        Self { shared, client, specs, metadata, mode: Arc::new(RwLock::new(Mode::Own)), stop }
     }
 
     /// Waits for the calls that run, and lets later ones wait until this is dropped.
@@ -92,9 +99,23 @@ impl Claims {
         }
         let wanted = ResolvedClaim { devices: wanted, ..resolved };
         let record = self.prepare_when_free(Arc::new(wanted), Arc::new(pod)).await?;
-        self.specs.write(&record).map_err(|e| ClaimError(format!("claim {claim}: {e}")))?;
+        self.tell_runtime(&record).await.map_err(|e| ClaimError(format!("claim {claim}: {e}")))?;
         devices.extend(answer(&record));
         Ok(devices)
+    }
+
+    /// Writes what the runtime reads when it makes a container. Where containers can't be given what they need, nothing stays prepared:
+    /// the kubelet asks again, and until then the devices are free.
+    async fn tell_runtime(&self, record: &Arc<ClaimRecord>) -> Result<(), String> {
+        if let Err(why) = self.specs.check(record) {
+            let is_in_use = record.devices.iter().any(|device| device.attachment.is_some());
+            if !is_in_use && let Err(undo) = self.unprepare_claim(&record.claim).await {
+                return Err(format!("{why}; and taking all back failed: {undo}"));
+            }
+            return Err(why);
+        }
+        self.metadata.write(record)?;
+        self.specs.write(record)
     }
 
     /// Prepares; a device that another pod still has is waited for, since that pod is mostly about to end: one that was deleted by
@@ -133,7 +154,10 @@ impl Claims {
         let done = tokio::task::spawn_blocking(move || shared.engine.unprepare(&wanted)).await;
         self.shared.inventory.rescan();
         match done {
-            Ok(Ok(())) => self.specs.remove(&claim.uid).map_err(|e| ClaimError(format!("claim {claim}: {e}"))),
+            Ok(Ok(())) => {
+                let removed = self.specs.remove(&claim.uid).and_then(|()| self.metadata.remove(&claim.uid));
+                removed.map_err(|e| ClaimError(format!("claim {claim}: {e}")))
+            }
             Ok(Err(error)) => Err(ClaimError(error)),
             Err(panic) => Err(ClaimError(format!("claim {claim}: unprepare ended badly: {panic}"))),
         }

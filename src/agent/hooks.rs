@@ -10,6 +10,8 @@ use tokio::time::timeout_at;
 use super::attacher::{Attaching, BACKGROUND_LIMIT, Wanted};
 use super::{Hold, OnOverrun, Shared, missed};
 use crate::attach::AttachError;
+use crate::gate::{limits, marks};
+use crate::ledger::ClaimRecord;
 use crate::names::{ClaimUid, PodUid, SandboxId};
 use crate::netdev::address;
 use crate::nri::{Adjustment, Container, HookError, OciHook, Sandbox, SandboxHandler};
@@ -161,6 +163,33 @@ impl Hooks {
         let has_it = container.create_runtime.contains(&guard.path);
         Ok(Adjustment { create_runtime: if has_it { Vec::new() } else { vec![guard] }, ..Adjustment::default() })
     }
+
+    /// Limits of the RDMA devices that the container uses. Several the guard writes, where it is used: older versions of runc write the
+    /// map's entry at once, and the kernel takes one line at a time.
+    fn limits(&self, known: &Known, container: &Container) -> Option<(String, String)> {
+        let records = self.shared.engine.ledger().by_pod(&known.pod);
+        let lines = limits_of(&records, &container.env);
+        let by_guard = lines.len() > 1 && self.shared.guard.is_some();
+        (!lines.is_empty() && !by_guard).then(|| (limits::FILE.to_owned(), lines.join("\n")))
+    }
+
+    async fn gated(&self, known: &Known, container: Container, deadline: Instant) -> Result<Adjustment, HookError> {
+        if let Some(guard) = self.shared.guard_hook(&known.pod, &known.sandbox) {
+            return self.behind_guard(known, &container, guard, deadline).await;
+        }
+        let text = format!("{}, container {}", known.text, container.name);
+        self.complete(known, &text, deadline).await.map(|()| Adjustment::default())
+    }
+}
+
+/// The lines of `rdma.max` for a container with these variables.
+fn limits_of(records: &[Arc<ClaimRecord>], env: &[String]) -> Vec<String> {
+    let devices = records.iter().flat_map(|record| record.devices.iter().map(move |device| (&record.claim.uid, device)));
+    let used = devices.filter(|(uid, device)| marks::has_rdma(env, uid, &device.share()));
+    limits::lines(used.filter_map(|(_, device)| {
+        let rdma = device.rdma.as_ref()?;
+        Some((rdma.name.as_str(), rdma.limits.as_ref()?))
+    }))
 }
 
 impl SandboxHandler for Hooks {
@@ -169,13 +198,13 @@ impl SandboxHandler for Hooks {
     }
 
     fn marks(&self) -> &str {
-        super::cdi::VARIABLE
+        marks::CLAIM
     }
 
     /// A container brings each of its claims (see [`super::cdi`]): they must be this pod's.
     fn admit(&self, pod_uid: &str, marked: &[&str]) -> Result<(), HookError> {
         for variable in marked {
-            let (uid, name) = variable.strip_prefix(super::cdi::VARIABLE).and_then(|v| v.split_once('=')).unwrap_or_default();
+            let (uid, name) = variable.strip_prefix(marks::CLAIM).and_then(|v| v.split_once('=')).unwrap_or_default();
             let record = ClaimUid::new(uid).ok().and_then(|uid| self.shared.engine.ledger().get(&uid));
             match record {
                 Some(record) if record.pod.uid.as_str() == pod_uid => {}
@@ -217,11 +246,10 @@ impl SandboxHandler for Hooks {
     /// Where everything is in place, this only looks. Else the sandbox was missed, its attach failed, or it still runs.
     async fn create_container(&self, sandbox: Sandbox, container: Container, deadline: Instant) -> Result<Adjustment, HookError> {
         let known = self.known(&sandbox)?;
-        if let Some(guard) = self.shared.guard_hook(&known.pod, &known.sandbox) {
-            return self.behind_guard(&known, &container, guard, deadline).await;
-        }
-        let text = format!("{}, container {}", known.text, container.name);
-        self.complete(&known, &text, deadline).await.map(|()| Adjustment::default())
+        let unified = self.limits(&known, &container);
+        let mut adjustment = self.gated(&known, container, deadline).await?;
+        adjustment.unified.extend(unified);
+        Ok(adjustment)
     }
 
     async fn stop_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) {

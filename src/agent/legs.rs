@@ -10,6 +10,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::claims::Claims;
+use super::metadata::{self, Metadata};
 use super::places::Places;
 use super::reports::Reporting;
 use super::{NriState, Shared, Signals, cdi, handover, health, hooks, leases, returned, standby};
@@ -67,9 +68,12 @@ impl Legs {
             nri: CancellationToken::new(),
             publisher: stop.child_token(),
         };
-        let specs = Arc::new(cdi::Specs::new(&config.cdi_dir, &config.driver_name, shared.guard.clone()));
+        let metadata = Arc::new(Metadata::new(&config.state_dir, &config.driver_name));
+        let specs = cdi::Specs::new(&config.cdi_dir, &config.driver_name, shared.guard.clone());
+        let specs = Arc::new(specs.with_roots(&config.sysfs, &config.dev).with_metadata(metadata.clone()));
         specs.renew(shared.engine.ledger(), true);
         tokio::spawn(cdi::keep(specs.clone(), shared.engine.clone(), config.rescan, stops.publisher.clone()));
+        tokio::spawn(metadata::keep(metadata.clone(), shared.clone(), stops.publisher.clone()));
         shared.background.spawn(leases::keep(shared.clone(), stops.waits.clone()));
         let lost = {
             let shared = shared.clone();
@@ -79,7 +83,7 @@ impl Legs {
             }
         };
         tokio::spawn(returned::keep(shared.engine.clone(), Netns::current()?, lost, stops.publisher.clone()));
-        let claims = Arc::new(Claims::new(shared.clone(), client.clone(), specs, stops.waits.clone()));
+        let claims = Arc::new(Claims::new(shared.clone(), client.clone(), (specs, metadata), stops.waits.clone()));
         let health = health::start(shared.clone(), Netns::current()?, stop.clone());
         let bind = || grpc::serve(config.kubelet_sockets(), claims.clone(), health.clone(), stops.grpc.clone());
         let is_taken = |error: &grpc::ServeError| matches!(error, grpc::ServeError::InTheWay { .. });

@@ -186,6 +186,10 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_SYSFS", default_value = "/sys", value_name = "DIR", hide = true)]
     pub sysfs: PathBuf,
 
+    /// The host's /dev, for the character devices of RDMA: in a container a mount of it.
+    #[arg(long, env = "DRANIC_DEV", default_value = "/dev", value_name = "DIR")]
+    pub dev: PathBuf,
+
     /// Format of log lines.
     #[arg(long, env = "DRANIC_LOG_FORMAT", value_enum, default_value = "text", value_name = "FORMAT")]
     pub log_format: LogFormat,
@@ -227,6 +231,7 @@ impl AgentArgs {
             ("--netns-dir", &self.netns_dir),
             ("--sysctl-dir", &self.sysctl_dir),
             ("--bpffs", &self.bpffs),
+            ("--dev", &self.dev),
             ("--status-socket", &self.status_socket),
             ("--gate-socket", &gate_socket),
         ] {
@@ -278,6 +283,7 @@ impl AgentArgs {
             sysctl_dir: self.sysctl_dir,
             bpffs: self.bpffs,
             sysfs: self.sysfs,
+            dev: self.dev,
         };
         grpc::check(&config.kubelet_sockets()).map_err(|why| Failure::usage("--kubelet-root", why))?;
         Ok((config, self.log_format, filter))
@@ -407,6 +413,7 @@ mod tests {
             ("--netns-dir", "x"),
             ("--sysctl-dir", "x"),
             ("--bpffs", "x"),
+            ("--dev", "x"),
             ("--status-socket", &format!("/{}", "x".repeat(200))),
             ("--kubeconfig", "/does/not/exist"),
             ("--http-address", "nonsense"),

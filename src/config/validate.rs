@@ -4,6 +4,7 @@ mod child;
 mod ethtool;
 mod interface;
 mod link;
+mod rdma;
 mod routing;
 mod sysctls;
 mod vf;
@@ -71,6 +72,9 @@ impl NetworkConfig {
         child::check_device(self, &mut faults);
         if let Some(vf) = &self.vf {
             vf::check(vf, &mut faults);
+        }
+        if let Some(rdma) = &self.rdma {
+            rdma::check(rdma, &mut faults);
         }
         faults.0
     }

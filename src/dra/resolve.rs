@@ -19,6 +19,8 @@ use configs::Configs;
 const RESULTS_MAX: usize = 32;
 /// Longest name of a pod or pool, in bytes: a DNS subdomain, and `PoolNameMaxLength`.
 const NAME_MAX: usize = 253;
+/// Annotation with the pod's name of a claim that was made from a template: `PodResourceClaimAnnotation`, `k8s.io/api/resource/v1`.
+const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
 /// How many consumers an error lists.
 const CONSUMERS_SHOWN: usize = 4;
 
@@ -54,6 +56,8 @@ pub struct ResolvedClaim {
     pub claim: ClaimRef,
     /// The one pod it is reserved for; none when it is not reserved yet.
     pub pod: Option<PodRef>,
+    /// What the pod calls the claim, where it was made from a template.
+    pub pod_claim_name: Option<String>,
     /// Devices of this driver, in the order of the allocation result.
     pub devices: Vec<ResolvedDevice>,
 }
@@ -148,7 +152,10 @@ pub fn resolve(asked: &ClaimRef, claim: &ResourceClaim, raw: &str, driver: &str)
     };
     check_devices_once(asked, &devices)?;
     check_names_once(asked, &devices)?;
-    Ok(ResolvedClaim { claim: asked.clone(), pod, devices })
+    let annotation = claim.metadata.annotations.as_ref().and_then(|all| all.get(POD_CLAIM_NAME));
+    // A path in containers is made of it.
+    let pod_claim_name = annotation.filter(|name| DeviceName::new(name.as_str()).is_ok()).cloned();
+    Ok(ResolvedClaim { claim: asked.clone(), pod, pod_claim_name, devices })
 }
 
 /// The one pod that the claim is reserved for.

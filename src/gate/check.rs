@@ -2,10 +2,11 @@
 
 use crate::attach::Step;
 use crate::attach::engine::locate;
-use crate::ledger::{ClaimRecord, DeviceRecord, Phase};
+use crate::ledger::{ClaimRecord, DeviceRecord, Phase, RdmaRecord};
 use crate::names::{ClaimUid, PodUid};
 use crate::netdev::{Address, Link};
 use crate::netns::NetnsId;
+use crate::rdma::{self, NetnsMode};
 
 /// What there is.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +19,8 @@ pub struct Seen<'a> {
     pub links: &'a [Link],
     /// All addresses in it, by the index of their link.
     pub addresses: &'a [(u32, Address)],
+    /// All RDMA devices that it sees.
+    pub rdma: &'a [rdma::Device],
 }
 
 /// The first device that is not as it should be.
@@ -71,8 +74,7 @@ pub fn check(records: &[ClaimRecord], seen: &Seen<'_>) -> Verdict {
     if let Some(lack) = lack(absent.collect()) {
         return Verdict::Lacking(lack);
     }
-    let changed =
-        devices().filter_map(|(record, device)| Some((record, device, changed(device, absent_link(device, seen)?, seen)?)));
+    let changed = devices().filter_map(|(record, device)| Some((record, device, changed(device, link_of(device, seen)?, seen)?)));
     lack(changed.collect()).map_or(Verdict::Complete, Verdict::Altered)
 }
 
@@ -98,21 +100,41 @@ fn name(record: &ClaimRecord) -> String {
     format!("{}/{}", record.claim.namespace, record.claim.name)
 }
 
-/// The device's link, if the device is attached in this namespace.
-fn absent<'a>(device: &DeviceRecord, seen: &Seen<'a>) -> Result<&'a Link, String> {
+/// The device's link, if the device is attached in this namespace, and usable; none of one that has no link.
+fn absent<'a>(device: &DeviceRecord, seen: &Seen<'a>) -> Result<Option<&'a Link>, String> {
     let here = device.attachment.as_ref().filter(|attachment| attachment.netns == seen.netns);
-    match (device.phase, here, &device.attachment) {
-        (Phase::Attached, Some(here), _) => locate::as_planned(device, here.index, seen.links)
-            .ok_or_else(|| format!("its link {} is not in the pod (any more)", device.plan.pod_link)),
-        (Phase::Attached, None, Some(other)) => Err(format!("it is in another sandbox of the pod, {}", other.sandbox)),
-        (Phase::Attaching, ..) => Err("it is on its way into the pod".to_owned()),
-        (Phase::Releasing, ..) => Err("it is on its way back to the host".to_owned()),
-        (Phase::Prepared | Phase::Attached, ..) => Err("it is not in the pod yet".to_owned()),
-    }
+    let link = match (device.phase, here, &device.attachment) {
+        (Phase::Attached, Some(_), _) if !device.has_link() => None,
+        (Phase::Attached, Some(here), _) => {
+            let link = locate::as_planned(device, here.index, seen.links);
+            Some(link.ok_or_else(|| format!("its link {} is not in the pod (any more)", device.plan.pod_link))?)
+        }
+        (Phase::Attached, None, Some(other)) => return Err(format!("it is in another sandbox of the pod, {}", other.sandbox)),
+        (Phase::Attaching, ..) => return Err("it is on its way into the pod".to_owned()),
+        (Phase::Releasing, ..) => return Err("it is on its way back to the host".to_owned()),
+        (Phase::Prepared | Phase::Attached, ..) => return Err("it is not in the pod yet".to_owned()),
+    };
+    device.rdma.as_ref().map_or(Ok(()), |rdma| unusable(rdma, seen))?;
+    Ok(link)
 }
 
-fn absent_link<'a>(device: &DeviceRecord, seen: &Seen<'a>) -> Option<&'a Link> {
-    absent(device, seen).ok()
+/// The RDMA device is there, and ready where that is waited for.
+fn unusable(rdma: &RdmaRecord, seen: &Seen<'_>) -> Result<(), String> {
+    let words = |why: String| match &rdma.problem {
+        Some(problem) => format!("{why}: {problem}"),
+        None => why,
+    };
+    if rdma.mode == NetnsMode::Exclusive && rdma.find(seen.rdma).is_none() {
+        return Err(words(format!("its RDMA device {} is not in the pod (any more)", rdma.name)));
+    }
+    if rdma.wait_for_port && rdma.usable.is_none() {
+        return Err(words(format!("its RDMA device {} can't be used yet", rdma.name)));
+    }
+    Ok(())
+}
+
+fn link_of<'a>(device: &DeviceRecord, seen: &Seen<'a>) -> Option<&'a Link> {
+    absent(device, seen).ok().flatten()
 }
 
 /// What of its link is not as planned.

@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 
 use super::check::{self, Seen, Verdict};
 use super::oci::{self, State};
+use super::{container, limits, marks};
 use crate::attach::AttachError;
 use crate::doubles;
-use crate::ledger::peek;
+use crate::ledger::{ClaimRecord, RdmaRecord, peek};
 use crate::names::{ClaimUid, PodUid};
 use crate::netdev::{address, link};
 use crate::netlink::{NetlinkError, RouteSocket};
 use crate::netns::Netns;
+use crate::rdma::char_devices::CharDevices;
+use crate::rdma::{self, RdmaSocket};
 
 /// How long a look at the kernel may take. Generous: RTNL may be held by others for seconds.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -25,6 +28,10 @@ pub struct Scene {
     socket: Option<RouteSocket>,
     boot_id: String,
     state_dir: PathBuf,
+    /// The container's first process.
+    pid: u32,
+    /// Folder of its `config.json`.
+    bundle: Option<PathBuf>,
     /// UIDs of the pod's claims at the last look.
     known: BTreeSet<String>,
 }
@@ -44,7 +51,8 @@ impl Scene {
             return Err(AttachError::HostNetwork.to_string());
         }
         let boot_id = doubles::boot_id().map_err(|e| format!("the boot id can't be read: {e}"))?;
-        Ok(Self { netns, socket: None, boot_id, state_dir: state_dir.to_owned(), known: BTreeSet::new() })
+        let (pid, bundle, state_dir) = (state.pid, state.bundle.clone(), state_dir.to_owned());
+        Ok(Self { netns, socket: None, boot_id, state_dir, pid, bundle, known: BTreeSet::new() })
     }
 
     /// The container's namespace.
@@ -85,7 +93,46 @@ impl Scene {
         }
         self.known = records.iter().map(|record| record.claim.uid.to_string()).collect();
         let (links, addresses) = self.inside().map_err(|e| format!("the pod's links can't be listed: {e}"))?;
-        Ok(check::check(&records, &Seen { netns: self.netns.id(), boot_id: &self.boot_id, links: &links, addresses: &addresses }))
+        let rdma = self.rdma(&records).map_err(|e| format!("the pod's RDMA devices can't be listed: {e}"))?;
+        let (netns, boot_id) = (self.netns.id(), self.boot_id.as_str());
+        let verdict = check::check(&records, &Seen { netns, boot_id, links: &links, addresses: &addresses, rdma: &rdma });
+        if !matches!(verdict, Verdict::Complete | Verdict::Altered(_)) {
+            return Ok(verdict);
+        }
+        Ok(self.refused(&records, claims, &rdma)?.map_or(verdict, Verdict::Refused))
+    }
+
+    /// The RDMA devices that the container's namespace sees, where that matters.
+    fn rdma(&self, records: &[ClaimRecord]) -> Result<Vec<rdma::Device>, NetlinkError> {
+        if !records.iter().flat_map(|record| &record.devices).any(|device| device.rdma.is_some()) {
+            return Ok(Vec::new());
+        }
+        let socket = RdmaSocket::open_in(&self.netns)?;
+        socket.map_or_else(|| Ok(Vec::new()), |mut socket| socket.devices(Instant::now() + LIMIT))
+    }
+
+    /// Why the container can't use the RDMA devices of the claims that it brings, and won't however long one waits: what it is given
+    /// is settled when it is made.
+    fn refused(&self, records: &[ClaimRecord], claims: &[ClaimUid], seen: &[rdma::Device]) -> Result<Option<String>, String> {
+        let own = || records.iter().filter(|record| claims.contains(&record.claim.uid));
+        if !own().flat_map(|record| &record.devices).any(|device| device.rdma.is_some()) {
+            return Ok(None);
+        }
+        let config = self.bundle.as_ref().and_then(|bundle| bounded(&bundle.join("config.json")));
+        let given = container::parse(&config.ok_or("its config.json can't be read")?);
+        let given = given.map_err(|e| format!("its config.json can't be used: {e}"))?;
+        let files = CharDevices::new(Path::new("/sys"), Path::new("/dev"));
+        let mut wanted = Vec::new();
+        for (record, rdma) in own().flat_map(|record| uses(record, &given.env)) {
+            let now = rdma.find(seen).ok_or_else(|| format!("RDMA device {} is not there (any more)", rdma.name))?;
+            let companions = rdma.companion_names();
+            let needed = files.listed(&rdma.files(&now.name, &companions)).map_err(|e| e.to_string())?;
+            if let Some(lack) = needed.iter().find_map(|file| given.lacks(file)) {
+                return Ok(Some(format!("claim {}/{}: {lack}", record.claim.namespace, record.claim.name)));
+            }
+            wanted.extend(rdma.limits.as_ref().map(|limits| (now.name.as_str(), limits)));
+        }
+        Ok(limits::apply(self.pid, &limits::lines(wanted)).err())
     }
 
     fn inside(&mut self) -> Result<Inside, NetlinkError> {
@@ -99,6 +146,12 @@ impl Scene {
         self.socket = Some(socket);
         Ok(seen)
     }
+}
+
+/// The RDMA devices of the claim that a container with these variables uses.
+fn uses<'a>(record: &'a ClaimRecord, env: &'a [String]) -> impl Iterator<Item = (&'a ClaimRecord, &'a RdmaRecord)> {
+    let used = record.devices.iter().filter(|device| marks::has_rdma(env, &record.claim.uid, &device.share()));
+    used.filter_map(move |device| Some((record, device.rdma.as_ref()?)))
 }
 
 /// What is in the namespace: its links, and addresses by index of their link.

@@ -11,7 +11,8 @@ use crate::inventory::{Attributes, HardwareId};
 use crate::names::{ClaimUid, DeviceName, PodUid, RdmaDeviceName, SandboxId};
 use crate::netdev::{Child, HostState};
 use crate::netns::NetnsId;
-use crate::rdma::{CharDeviceKind, Gid, Guid, NetnsMode, Protocol};
+use crate::rdma::char_devices::Wanted;
+use crate::rdma::{self, CharDeviceKind, Gid, Guid, NetnsMode, Protocol};
 
 /// A device of a claim, or its share of one: several shares of a device may be in one claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -141,6 +142,29 @@ pub struct RdmaRecord {
     pub problem: Option<String>,
 }
 
+impl RdmaRecord {
+    /// Names of the companions, for [`Self::files`].
+    #[must_use]
+    pub fn companion_names(&self) -> Vec<&str> {
+        self.companions.iter().map(RdmaDeviceName::as_str).collect()
+    }
+
+    /// The character devices that containers get, of the RDMA device that is called `device` now.
+    #[must_use]
+    pub fn files<'a>(&'a self, device: &'a str, companions: &'a [&'a str]) -> Wanted<'a> {
+        Wanted { device, port: self.port, kinds: &self.char_devices, companions }
+    }
+
+    /// The device among `devices`, wherever it is and whatever its name: by index, or by its GUID after its driver was bound anew.
+    #[must_use]
+    pub fn find<'a>(&self, devices: &'a [rdma::Device]) -> Option<&'a rdma::Device> {
+        let is_it = |device: &&rdma::Device| self.node_guid.is_none() || self.node_guid == device.node_guid;
+        let by_index = devices.iter().find(|device| device.index == self.index).filter(is_it);
+        let by_guid = || devices.iter().find(|device| self.node_guid.is_some() && device.node_guid == self.node_guid);
+        by_index.or_else(by_guid)
+    }
+}
+
 /// What was seen of an RDMA device in the pod when it was ready.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -251,6 +275,9 @@ pub struct ClaimRecord {
     pub claim: ClaimRef,
     /// Which pod.
     pub pod: PodRef,
+    /// What the pod calls the claim, where it was made from a template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_claim_name: Option<String>,
     /// Grows with each write.
     pub generation: u64,
     /// Boot id of the machine when it was prepared (`/proc/sys/kernel/random/boot_id`).

@@ -12,6 +12,7 @@ fn record() -> ClaimRecord {
     ClaimRecord {
         claim: ClaimRef { namespace: "a".to_owned(), name: "b \"ü\n".to_owned(), uid: ClaimUid::new("c1").unwrap() },
         pod: PodRef { name: "p".to_owned(), uid: PodUid::new("p1").unwrap() },
+        pod_claim_name: None,
         generation: 3,
         boot_id: "boot-1".to_owned(),
         missed: None,

@@ -205,7 +205,7 @@ fn claim(device: &DeviceName, config: NetworkConfig) -> Result<ResolvedClaim, Ma
         admin_access: false,
     };
     let claim = ClaimRef { namespace: NAMESPACE.to_owned(), name: device.to_string(), uid };
-    Ok(ResolvedClaim { claim, pod: None, devices: vec![wanted] })
+    Ok(ResolvedClaim { claim, pod: None, pod_claim_name: None, devices: vec![wanted] })
 }
 
 /// The pod and the sandbox that stand for a network namespace.

@@ -169,6 +169,7 @@ impl From<proto::Container> for Container {
             id: container.id,
             sandbox: container.pod_sandbox_id,
             name: container.name,
+            env: container.env,
             cdi_devices: container.cdi_devices.into_iter().map(|device| device.name).collect(),
             create_runtime: container.hooks.into_iter().flat_map(|hooks| hooks.create_runtime).map(|hook| hook.path).collect(),
             state: container.state,

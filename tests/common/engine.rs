@@ -257,6 +257,7 @@ pub(crate) fn claim(name: &str, devices: &[DeviceName], parameters: &str) -> Res
     ResolvedClaim {
         claim: ClaimRef { namespace: "default".to_owned(), name: name.to_owned(), uid },
         pod: None,
+        pod_claim_name: None,
         devices: devices
             .iter()
             .map(|device| ResolvedDevice {

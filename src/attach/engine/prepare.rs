@@ -257,6 +257,7 @@ impl Engine {
         let record = ClaimRecord {
             claim: claim.claim.clone(),
             pod: pod.clone(),
+            pod_claim_name: claim.pod_claim_name.clone(),
             generation: 0,
             boot_id: self.boot_id.clone(),
             missed: None,

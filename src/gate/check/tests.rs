@@ -63,7 +63,7 @@ fn inside(count: u32) -> Inside {
 }
 
 fn verdict(records: &[ClaimRecord], (links, addresses): &Inside) -> Verdict {
-    check(records, &Seen { netns: HERE, boot_id: BOOT, links, addresses })
+    check(records, &Seen { netns: HERE, boot_id: BOOT, links, addresses, rdma: &[] })
 }
 
 #[test]

@@ -21,6 +21,7 @@ fn request(uid: &str) -> proto::CreateContainerRequest {
         state: 3,
         hooks: Some(proto::Hooks { create_runtime, ..Default::default() }),
         cdi_devices,
+        env: vec!["A=b".into()],
         ..Default::default()
     };
     proto::CreateContainerRequest { pod: Some(pod), container: Some(container) }
@@ -37,7 +38,8 @@ fn messages_become_the_types_of_the_hooks() {
     let container = Container::from(request.container.unwrap());
     let cdi_devices = vec!["a/b=c".to_owned()];
     let create_runtime = vec!["/opt/gate".to_owned()];
-    let expected = Container { id: "c".into(), sandbox: "s".into(), name: "x".into(), cdi_devices, create_runtime, state: 3 };
+    let (id, sandbox, name) = ("c".into(), "s".into(), "x".into());
+    let expected = Container { id, sandbox, name, env: vec!["A=b".into()], cdi_devices, create_runtime, state: 3 };
     assert_eq!(container, expected);
 }
 
@@ -117,4 +119,19 @@ fn the_variables_of_a_container_are_found_by_their_mark() {
     assert_eq!(variables(&request, "MARK_").unwrap(), ["MARK_a=1", "MARK_c"]);
     assert!(variables(&request[..request.len() - 3], "MARK_").is_err(), "cut off");
     assert_eq!(variables(&[], "MARK_").unwrap(), Vec::<&str>::new());
+}
+
+#[test]
+fn limits_go_into_the_unified_map_beside_a_hook_or_alone() {
+    let unified = std::collections::BTreeMap::from([("rdma.max".to_owned(), "mlx5_0 hca_handle=2".to_owned())]);
+    let hook = OciHook { path: "/guard".to_owned(), args: vec!["guard".to_owned()], timeout: 5 };
+    for create_runtime in [vec![], vec![hook]] {
+        let bytes = answer(Adjustment { create_runtime: create_runtime.clone(), unified: unified.clone() });
+        let adjust = proto::CreateContainerResponse::decode(&bytes[..]).unwrap().adjust.unwrap();
+        let linux = adjust.linux.unwrap();
+        assert_eq!(linux.resources.unwrap().unified.into_iter().collect::<Vec<_>>(), Vec::from_iter(unified.clone()));
+        assert!(linux.devices.is_empty(), "CDI brings them");
+        assert_eq!(adjust.hooks.map_or(0, |hooks| hooks.create_runtime.len()), create_runtime.len());
+    }
+    assert!(answer(Adjustment::default()).is_empty());
 }

@@ -51,6 +51,9 @@ fn cases() -> Vec<(Value, &'static str)> {
         (json!({"rules": [{"priority": 32768}]}), "rules[].priority must be a whole number from 0 to 32767"),
         (json!({"ethtool": {"features": {"tso": 1}}}), "ethtool.features must be an object"),
         (json!({"vf": {"vlan": 4095}}), "vf.vlan must be a whole number from 0 to 4094"),
+        (json!({"rdma": {"netnsMode": "private"}}), "rdma.netnsMode must be one of shared, exclusive"),
+        (json!({"rdma": {"limits": {"hcaHandles": -1}}}), "rdma.limits.hcaHandles must be a whole number from 0 to 2147483647"),
+        (json!({"rdma": {"charDevices": ["uverbs"]}}), "rdma.charDevices must be a list"),
         (json!(7), "opaque.parameters"),
     ]
 }

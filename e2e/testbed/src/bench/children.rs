@@ -159,7 +159,7 @@ fn claim(device: &DeviceName, name: &str, shares: usize) -> Result<ResolvedClaim
         admin_access: false,
     };
     let claim = ClaimRef { namespace: "default".to_owned(), name: name.to_owned(), uid: ClaimUid::new(name)? };
-    Ok(ResolvedClaim { claim, pod: None, devices: (0..shares).map(share).collect() })
+    Ok(ResolvedClaim { claim, pod: None, pod_claim_name: None, devices: (0..shares).map(share).collect() })
 }
 
 /// How many macvlan links are in the namespace.

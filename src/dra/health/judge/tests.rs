@@ -75,6 +75,7 @@ fn record(phase: Phase) -> ClaimRecord {
     ClaimRecord {
         claim: ClaimRef { namespace: "default".to_owned(), name: "c".to_owned(), uid: ClaimUid::new("c1").unwrap() },
         pod: PodRef { name: "p".to_owned(), uid: PodUid::new("p1").unwrap() },
+        pod_claim_name: None,
         generation: 1,
         boot_id: "boot".to_owned(),
         missed: None,

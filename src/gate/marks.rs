@@ -1,0 +1,33 @@
+//! How a container shows what it uses: names of its CDI devices, and of environment variables that they bring.
+
+use crate::ledger::{RdmaRecord, Share};
+use crate::names::ClaimUid;
+
+/// Begin of the name of the variable that stands for a claim; its UID follows, since a container can have several.
+pub const CLAIM: &str = "DRANIC_CLAIM_";
+/// Begin of the name of the variable that stands for a device with RDMA; the name of its CDI device follows, since a container may use
+/// one request of a claim only.
+pub const RDMA: &str = "DRANIC_RDMA_";
+
+/// Name of a device's entry in the claim's CDI spec. Shares of one device differ by their ids.
+#[must_use]
+pub fn device(claim: &ClaimUid, share: &Share) -> String {
+    match &share.id {
+        None => format!("{claim}-{}", share.device),
+        Some(id) => format!("{claim}-{}-{id}", share.device),
+    }
+}
+
+/// The variable of a device with RDMA. Its value is what NCCL's `NCCL_IB_HCA` takes: `mlx5_0:1`.
+#[must_use]
+pub fn rdma(claim: &ClaimUid, share: &Share, rdma: &RdmaRecord) -> String {
+    format!("{RDMA}{}={}:{}", device(claim, share), rdma.name, rdma.port)
+}
+
+/// Whether one of a container's variables (`NAME=value`) is that of this device.
+#[must_use]
+pub fn has_rdma(variables: &[String], claim: &ClaimUid, share: &Share) -> bool {
+    let name = device(claim, share);
+    let names = variables.iter().filter_map(|variable| variable.strip_prefix(RDMA)?.split_once('='));
+    names.into_iter().any(|(of, _)| of == name)
+}
