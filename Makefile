@@ -77,9 +77,9 @@ e2e-vm: ## tests with PCI NICs, SR-IOV and RDMA in a virtual machine; ends with 
 	@e2e/vm/e2e.sh $(VM)
 
 lint: ## check formatting, and clippy without warnings
-	@hack/setup.sh build
+	@hack/setup.sh verbs
 	@cargo fmt --all -- --check
-	@cargo clippy --workspace --all-targets --locked -- -D warnings
+	@cargo clippy --workspace --all-targets --locked --features dranic/verbs -- -D warnings
 
 clean: ## remove what was built
 	@cargo clean

@@ -3,6 +3,9 @@
 //! Numbers and names are those of `rdma/rdma_netlink.h` (`RDMA_NLDEV_*`) and `rdma/ib_verbs.h`.
 
 mod codec;
+pub mod gids;
+pub mod opened;
+pub mod ready;
 mod socket;
 
 use std::fmt;

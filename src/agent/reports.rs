@@ -39,7 +39,7 @@ impl Reports {
         let record = &observation.record;
         self.status.changed(&record.claim);
         match &observation.what {
-            Observed::Prepared | Observed::Attached | Observed::AttachFailed(_) | Observed::Missed => {}
+            Observed::Prepared | Observed::Attached | Observed::AttachFailed(_) | Observed::Missed | Observed::Rdma(_) => {}
             Observed::Released(outcomes) => outcomes.iter().for_each(|outcome| self.released(record, outcome)),
             Observed::Restored(device, failed) => self.not_restored(record, device, failed),
             Observed::Lease(device, news) => self.lease(record, device, news),
@@ -125,6 +125,14 @@ impl Reports {
         let text = format!("claim {}, device {device}: {text}", record.claim);
         self.events.send(Event::warning(Object::pod(record), reason, &text));
         self.events.send(Event::warning(Object::claim(&record.claim), reason, &text));
+    }
+
+    /// An RDMA device in a pod can't be used for longer than usual.
+    pub(super) fn rdma_not_usable(&self, engine: &Engine, claim: &ClaimUid, device: &Share, why: &str) {
+        if let Some(record) = engine.ledger().get(claim) {
+            let text = format!("claim {}, device {device}: its RDMA device can't be used: {why}", record.claim);
+            self.events.send(Event::warning(Object::pod(&record), "RdmaNotUsable", text));
+        }
     }
 
     /// What the status of a claim is made from.
