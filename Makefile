@@ -82,9 +82,9 @@ bench-vm: ## measure 8 real NICs that are up, in the virtual machine: in the hoo
 	@grep -h '^measured:' "$$(hack/target.sh)/e2e-vm/output.txt"
 
 lint: ## check formatting, and clippy without warnings
-	@hack/setup.sh build
+	@hack/setup.sh verbs
 	@cargo fmt --all -- --check
-	@cargo clippy --workspace --all-targets --locked -- -D warnings
+	@cargo clippy --workspace --all-targets --locked --features dranic/verbs -- -D warnings
 
 clean: ## remove what was built
 	@cargo clean

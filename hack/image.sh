@@ -3,6 +3,7 @@
 # `ctr -n k8s.io image import`, `podman load` and `skopeo copy oci-archive:` take. No container builder takes part.
 #   OUT.tar  target/dranic-image.tar where absent
 #   NAME     localhost/dranic:VERSION where absent, as the chart's values have it; several names are one image
+# VERBS=1 adds dranic-verbs, which is not static, with its loader and libraries and the RDMA providers that are installed here.
 # PROFILE=dev builds faster and larger. BINARY=file packs that program, and the dranic-guard beside it, instead of building them.
 # The same programs give the same image, byte for byte: times are SOURCE_DATE_EPOCH (0), owners are root.
 set -euo pipefail
@@ -46,11 +47,31 @@ mkdir -p "$work/root/usr/bin" "$work/oci/blobs/sha256"
 cp "$binary" "$work/root/usr/bin/dranic"
 # The agent puts it onto the node.
 cp "$(dirname "$binary")/dranic-guard" "$work/root/usr/bin/dranic-guard"
+# verbs: dranic-verbs and all that it loads, under the paths where it looks for that. libibverbs is made for libraries that are loaded.
+verbs() {
+  local folder=$profile program part
+  [ "$profile" != dev ] || folder=debug
+  "$repo/hack/setup.sh" verbs >&2
+  (cd "$repo" && cargo build --locked --package dranic --bin dranic-verbs --features verbs --profile "$profile" >&2)
+  program=$target_dir/$folder/dranic-verbs
+  cp "$program" "$work/root/usr/bin/dranic-verbs"
+  local providers=()
+  for part in /etc/libibverbs.d/*.driver /usr/lib/*/libibverbs/*.so; do
+    [ -e "$part" ] || continue
+    cp -L --parents "$part" "$work/root"
+    [[ $part != *.so ]] || providers+=("$part")
+  done
+  [ ${#providers[@]} -gt 0 ] || { say "no RDMA provider is installed here: apt-get install ibverbs-providers"; exit 1; }
+  # Each library with its path, and the loader without a name before it.
+  ldd "$program" "${providers[@]}" | sed -nE 's#^.*[[:space:]](/[^ ]+) \(0x[0-9a-f]+\)$#\1#p' | sort -u |
+    while read -r part; do cp -L --parents "$part" "$work/root"; done
+}
+[ -z "${VERBS:-}" ] || verbs
 # Debug information is of no use in the image; release builds have none.
 if command -v strip >/dev/null; then strip --strip-debug "$work"/root/usr/bin/*; fi
 find "$work/root" -exec chmod 0755 {} +
 # A program that asks for a loader would not start in an empty image.
-for program in "$work"/root/usr/bin/*; do
+for program in "$work"/root/usr/bin/dranic{,-guard}; do
   if grep -aq -m 1 -e '/ld-linux' "$program" && command -v readelf >/dev/null && readelf -lW "$program" | grep -q INTERP; then
     say "$(dirname "$binary")/${program##*/} is not static"; exit 1
   fi
@@ -65,7 +86,8 @@ put() { # put FILE: into the blobs; prints "DIGEST SIZE"
   mv "$1" "$work/oci/blobs/sha256/${digest#sha256:}"
 }
 
-pack "$work/root" "$work/layer" usr
+mapfile -t folders < <(cd "$work/root" && echo * | tr ' ' '\n' | LC_ALL=C sort)
+pack "$work/root" "$work/layer" "${folders[@]}"
 diff_id=$(digest_of "$work/layer")
 gzip --no-name -6 "$work/layer"
 read -r layer layer_size < <(put "$work/layer.gz")

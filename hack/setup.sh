@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# hack/setup.sh [build|test|fuzz|cluster]: install what is missing on Debian 12 for building, for building and testing (the default), for
-# building and fuzzing, or for testing and a cluster. Does nothing, and needs no network, when all is there. Without root it says what to install. Rust and Go are
+# hack/setup.sh [build|verbs|test|fuzz|cluster]: install what is missing on Debian 12 for building, for building with the feature verbs, for
+# that and testing (the default), for building and fuzzing, or for testing and a cluster. Does nothing, and needs no network, when all is there. Without root it says what to install. Rust and Go are
 # never installed by it.
 set -euo pipefail
 
 what=${1:-test}
 case $what in
-  build | test | fuzz | cluster) ;;
-  *) echo "usage: hack/setup.sh [build|test|fuzz|cluster]" >&2; exit 2 ;;
+  build | verbs | test | fuzz | cluster) ;;
+  *) echo "usage: hack/setup.sh [build|verbs|test|fuzz|cluster]" >&2; exit 2 ;;
 esac
 
 say() { echo "setup: $*"; }
@@ -26,11 +26,21 @@ need make command -v make
 need ca-certificates test -s /etc/ssl/certs/ca-certificates.crt   # cargo fetches crates over TLS
 if [ "$what" = fuzz ]; then
   need g++ command -v c++                         # libFuzzer is C++
-elif [ "$what" != build ]; then
+elif [ "$what" != build ] && [ "$what" != verbs ]; then
   need util-linux all_of nsenter unshare setpriv flock        # scratch nodes
   need mount command -v mount
   need tar command -v tar
   need dnsmasq-base command -v dnsmasq            # a DHCP server for tests
+fi
+if [ "$what" = verbs ] || [ "$what" = test ]; then # rdma-sys
+  need libibverbs-dev test -e /usr/include/infiniband/verbs.h
+  need librdmacm-dev test -e /usr/include/rdma/rdma_cma.h
+  need pkg-config command -v pkg-config
+  # The library for its bindgen, and the compiler's own headers for that; libclang-dev brings ten times as much.
+  libclang() { compgen -G '/usr/lib/llvm-*/lib/libclang*.so*'; }
+  clang_headers() { compgen -G '/usr/lib/llvm-*/lib/clang/*/include/stddef.h' || compgen -G '/usr/lib/clang/*/include/stddef.h'; }
+  need libclang1-14 libclang
+  need libclang-common-14-dev clang_headers
 fi
 if [ "$what" = cluster ]; then
   need openssl command -v openssl                 # certificates

@@ -20,6 +20,8 @@ pub mod returned;
 mod sockets;
 mod standby;
 pub mod status;
+pub mod usable;
+pub mod verbs;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -127,6 +129,10 @@ pub struct AgentConfig {
     pub wait_for_device: Duration,
     /// How long prepare waits for a DHCP server.
     pub dhcp_timeout: Duration,
+    /// How long an RDMA device in a pod may take to become usable before that is told.
+    pub rdma_timeout: Duration,
+    /// The program that opens RDMA devices; none for not opening them.
+    pub verbs: Option<PathBuf>,
     /// Where the runtime mounts network namespaces of pods.
     pub netns_dir: PathBuf,
     /// `/proc/sys/net`, or a mount of it that can be written.

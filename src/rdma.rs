@@ -4,7 +4,10 @@
 
 pub mod char_devices;
 mod codec;
+pub mod gids;
 pub mod monitor;
+pub mod opened;
+pub mod ready;
 mod resources;
 mod socket;
 

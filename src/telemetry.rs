@@ -72,6 +72,8 @@ pub struct Metrics {
     pub guard_usable: Gauge<i64, AtomicI64>,
     /// `dranic_guards_waiting`: containers whose guard waits for an attach.
     pub guards_waiting: Gauge<i64, AtomicI64>,
+    /// `dranic_rdma_not_usable`: RDMA devices in pods that can't be used there.
+    pub rdma_not_usable: Gauge<i64, AtomicI64>,
     /// `dranic_dhcp_leases`: devices with an address by DHCP.
     pub dhcp_leases: Gauge<i64, AtomicI64>,
     dhcp_renewals: Family<Outcome, Counter>,
@@ -118,6 +120,7 @@ impl Metrics {
             lost_devices: Gauge::default(),
             guard_usable: Gauge::default(),
             guards_waiting: Gauge::default(),
+            rdma_not_usable: Gauge::default(),
             dhcp_leases: Gauge::default(),
             dhcp_renewals: Family::default(),
             attach: Family::new_with_constructor(histogram),
@@ -155,6 +158,8 @@ impl Metrics {
         registry.register("lost_devices", about, metrics.lost_devices.clone());
         registry.register("guard_usable", "1 while containers are held back by the guard", metrics.guard_usable.clone());
         registry.register("guards_waiting", "Containers whose guard waits for an attach", metrics.guards_waiting.clone());
+        let about = "RDMA devices in pods that can't be used there: the port is not active, or an address has no GID";
+        registry.register("rdma_not_usable", about, metrics.rdma_not_usable.clone());
         registry.register("dhcp_leases", "Devices with an address by DHCP", metrics.dhcp_leases.clone());
         let about = "Attempts to renew a DHCP lease, or to get another one where it is lost";
         registry.register("dhcp_renewals", about, metrics.dhcp_renewals.clone());

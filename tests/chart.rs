@@ -46,6 +46,8 @@ const GOOD: &[&[&str]] = &[
         "extraVolumeMounts[0].name=x",
         "extraVolumeMounts[0].mountPath=/x",
     ],
+    &["verbs.enabled=true", "agent.rdmaTimeout=120"],
+    &["verbs.enabled=true", "securityContext=null", "agent.rdmaTimeout=null"],
     &["securityContext.privileged=true", "securityContext.allowPrivilegeEscalation=true", "resources.limits.memory=1Gi"],
 ];
 
@@ -76,6 +78,9 @@ const BAD: &[(&str, &str)] = &[
     ("agent.rescan=0", "/agent/rescan"),
     ("agent.waitForDevice=41", "/agent/waitForDevice"),
     ("agent.dhcpTimeout=0", "/agent/dhcpTimeout"),
+    ("agent.rdmaTimeout=601", "/agent/rdmaTimeout"),
+    ("verbs.enabled=maybe", "/verbs/enabled"),
+    ("verbs.nope=1", "'nope' not allowed"),
     ("agent.logFormat=xml", "/agent/logFormat"),
     ("http.address=localhost", "/http/address"),
     ("http.port=70000", "/http/port"),
@@ -179,6 +184,22 @@ fn the_guard_has_the_same_path_in_the_pod_and_on_the_node() {
 }
 
 #[test]
+fn devices_are_opened_only_where_that_is_asked_for_and_then_the_container_may() {
+    let Some(helm) = Helm::get() else { return };
+    let rights = |values: &[&str]| {
+        let objects = helm.template(values).unwrap();
+        let container = container(&objects);
+        let has_dev = container["volumeMounts"].as_array().unwrap().iter().any(|mount| mount["mountPath"] == "/dev");
+        let context = &container["securityContext"];
+        let verbs = args(&objects).into_iter().find(|arg| arg.starts_with("--verbs")).unwrap();
+        (context["privileged"].clone(), context["allowPrivilegeEscalation"].clone(), context["runAsUser"].clone(), has_dev, verbs)
+    };
+    let all = |privileged, dev, verbs: &str| (json!(privileged), json!(privileged), json!(0), dev, format!("--verbs={verbs}"));
+    assert_eq!(rights(&[]), all(false, false, "off"));
+    assert_eq!(rights(&["verbs.enabled=true"]), all(true, true, "on"));
+}
+
+#[test]
 fn the_right_to_evict_is_given_only_where_it_is_used() {
     let Some(helm) = Helm::get() else { return };
     let evicts = |values: &[&str]| {
@@ -247,7 +268,7 @@ const NOT_FLAGS_OF_THE_CHART: &[&str] = &[
 ];
 
 /// Flags whose default in a pod is another one.
-const OTHER_DEFAULTS: &[&str] = &["sysctl-dir", "on-overrun"];
+const OTHER_DEFAULTS: &[&str] = &["sysctl-dir", "on-overrun", "verbs"];
 
 #[test]
 fn the_chart_knows_every_flag_and_its_default() {

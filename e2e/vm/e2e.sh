@@ -36,7 +36,7 @@ cache=$("$here/prep.sh") || code=$?
 programs() {
   local name args=()
   for name; do args+=(--test "$name"); done
-  cargo test --locked --package dranic "${args[@]}" --no-run --message-format=json-render-diagnostics |
+  cargo test --locked --package dranic --features verbs "${args[@]}" --no-run --message-format=json-render-diagnostics |
     python3 -c '
 import json, sys
 for line in sys.stdin:

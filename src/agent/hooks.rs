@@ -126,8 +126,11 @@ impl Hooks {
     /// Every device is in place, by ledger and kernel, or the container must not be made now.
     async fn complete(&self, known: &Known, text: &str, deadline: Instant) -> Result<(), HookError> {
         let mut missing = "attaching its NICs still goes on".to_owned();
+        let mut writes = self.shared.engine.ledger().subscribe();
+        let mut attempts = 0;
         // Twice: an attach that was joined may have begun before the pod's last claim was prepared.
-        for _ in 0..2 {
+        while attempts < 2 {
+            writes.mark_unchanged();
             let attaching = self.attach(known, deadline, deadline).await?;
             let ended = timeout_at(deadline.into(), attaching.done()).await;
             if let Ok(Err(error)) = ended {
@@ -137,6 +140,11 @@ impl Hooks {
                 Ok(()) if ended.is_ok() => return Ok(()),
                 Ok(()) => {}
                 Err(lacks) => missing = lacks,
+            }
+            // Everything is there, and RDMA devices can't be used yet: what is seen of them is written.
+            let is_awaited = ended.is_ok() && self.shared.engine.check_usable(&known.pod).is_err();
+            if !is_awaited || timeout_at(deadline.into(), writes.changed()).await.is_err() {
+                attempts += 1;
             }
         }
         Err(self.refuse(text, format!("it may not start before its NICs are there: {missing}; the kubelet will try again")))

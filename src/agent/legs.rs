@@ -13,7 +13,7 @@ use super::claims::Claims;
 use super::metadata::{self, Metadata};
 use super::places::Places;
 use super::reports::Reporting;
-use super::{NriState, Shared, Signals, cdi, handover, health, hooks, leases, returned, standby};
+use super::{NriState, Shared, Signals, cdi, handover, health, hooks, leases, returned, standby, usable, verbs};
 use crate::attach::engine::Lost;
 use crate::dra::publisher::PublisherConfig;
 use crate::dra::{grpc, publisher};
@@ -75,6 +75,7 @@ impl Legs {
         tokio::spawn(cdi::keep(specs.clone(), shared.engine.clone(), config.rescan, stops.publisher.clone()));
         tokio::spawn(metadata::keep(metadata.clone(), shared.clone(), stops.publisher.clone()));
         shared.background.spawn(leases::keep(shared.clone(), stops.waits.clone()));
+        tokio::spawn(keep_usable(shared, stops.publisher.clone()));
         let lost = {
             let shared = shared.clone();
             move |lost: &[Lost]| {
@@ -208,6 +209,23 @@ fn start_nri(shared: Arc<Shared>, stop: CancellationToken) -> anyhow::Result<Opt
         .spawn(move || runtime.block_on(session::run(config, hooks, stop)))
         .context("can't start the NRI leg's thread")?;
     Ok(Some(thread))
+}
+
+/// RDMA devices in pods.
+fn keep_usable(shared: &Arc<Shared>, stop: CancellationToken) -> impl Future<Output = ()> + use<> {
+    let verbs = verbs::Verbs::new(shared.config.verbs.clone());
+    let settings = Arc::new(usable::Settings { timeout: shared.config.rdma_timeout, verbs });
+    let (engine, metrics, reports) = (shared.engine.clone(), shared.metrics.clone(), shared.reports.clone());
+    let tell = move |told| match told {
+        usable::Told::Late(which, why) => {
+            tracing::warn!(claim = %which.claim, device = %which.share, why, "an RDMA device in a pod can't be used");
+            reports.rdma_not_usable(&engine, &which.claim, &which.share, &why);
+        }
+        usable::Told::NotUsable(count) => {
+            metrics.rdma_not_usable.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    };
+    usable::keep(shared.engine.clone(), settings, Arc::new(tell), stop)
 }
 
 async fn forward(mut from: watch::Receiver<grpc::Registration>, shared: Arc<Shared>) {

@@ -48,7 +48,7 @@ impl Reports {
         let record = &observation.record;
         self.status.changed(&record.claim);
         match &observation.what {
-            Observed::Prepared | Observed::Attached | Observed::AttachFailed(_) | Observed::Missed => {}
+            Observed::Prepared | Observed::Attached | Observed::AttachFailed(_) | Observed::Missed | Observed::Rdma(_) => {}
             Observed::Released(outcomes) => outcomes.iter().for_each(|outcome| self.released(record, outcome)),
             Observed::Held(text) => self.events.send(Event::warning(Object::pod(record), "NamespaceHeld", text)),
             Observed::Restored(device, failed) => self.not_restored(record, device, failed),
@@ -150,6 +150,14 @@ impl Reports {
         let text = format!("claim {}, device {device}: {text}", record.claim);
         self.events.send(Event::warning(Object::pod(record), reason, &text));
         self.events.send(Event::warning(Object::claim(&record.claim), reason, &text));
+    }
+
+    /// An RDMA device in a pod can't be used for longer than usual.
+    pub(super) fn rdma_not_usable(&self, engine: &Engine, claim: &ClaimUid, device: &Share, why: &str) {
+        if let Some(record) = engine.ledger().get(claim) {
+            let text = format!("claim {}, device {device}: its RDMA device can't be used: {why}", record.claim);
+            self.events.send(Event::warning(Object::pod(&record), "RdmaNotUsable", text));
+        }
     }
 
     /// What the status of a claim is made from.

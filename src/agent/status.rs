@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::inventory::Withheld;
-use crate::ledger::{ClaimRecord, Phase, StepTime};
+use crate::ledger::{ClaimRecord, Phase, RdmaRecord, StepTime};
+use crate::rdma::{Gid, NetnsMode, Protocol};
 
 /// What [`Status::kubelet`] says when all is well.
 pub const REGISTERED: &str = "registered";
@@ -84,6 +85,47 @@ pub struct DeviceStatus {
     pub left_out: Vec<String>,
     /// What failed last.
     pub last_error: Option<String>,
+    /// Its RDMA device, where the pod gets one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<RdmaStatus>,
+}
+
+/// The RDMA device of a device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RdmaStatus {
+    /// Its name on the host.
+    pub device: String,
+    /// The port that belongs to the link.
+    pub port: u32,
+    /// What is spoken on it.
+    pub protocol: Protocol,
+    /// Whether it is in the pod's namespace (exclusive), or in all of them (shared).
+    pub mode: NetnsMode,
+    /// Since when it can be used in the pod: milliseconds since 1970.
+    pub usable_since_unix_ms: Option<u64>,
+    /// Whether it was opened by verbs, too.
+    pub opened: bool,
+    /// Its GIDs in the pod, those of the link's addresses first.
+    pub gids: Vec<Gid>,
+    /// Why it can't be used (yet).
+    pub problem: Option<String>,
+}
+
+impl From<&RdmaRecord> for RdmaStatus {
+    fn from(record: &RdmaRecord) -> Self {
+        let usable = record.usable.as_ref();
+        Self {
+            device: record.name.to_string(),
+            port: record.port,
+            protocol: record.protocol,
+            mode: record.mode,
+            usable_since_unix_ms: usable.map(|usable| usable.at_unix_ms),
+            opened: usable.is_some_and(|usable| usable.opened),
+            gids: usable.map(|usable| usable.gids.clone()).unwrap_or_default(),
+            problem: record.problem.clone(),
+        }
+    }
 }
 
 impl From<&ClaimRecord> for ClaimStatus {
@@ -109,6 +151,7 @@ impl From<&ClaimRecord> for ClaimStatus {
                     times: d.times.clone(),
                     left_out: d.plan.left_out.clone(),
                     last_error: d.last_error.clone(),
+                    rdma: d.rdma.as_ref().map(RdmaStatus::from),
                 })
                 .collect(),
         }

@@ -30,6 +30,7 @@ mod taken;
 mod tend;
 mod there;
 mod turns;
+mod usable;
 mod vf;
 mod vrf;
 
@@ -55,6 +56,7 @@ pub use prepare::{PrepareError, PrepareReason};
 pub use recover::{Listed, Reconciled};
 pub use release::Released;
 pub use tend::{HeldLease, LeaseNews, Tended};
+pub use usable::{Opener, RdmaInPod, RdmaState};
 
 /// How long prepare and unprepare wait for another operation of the pod: the kubelet gives them 45 s, and asks again.
 const LOCK_LIMIT: Duration = Duration::from_secs(30);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::{EXIT_USAGE, Failure};
+use crate::agent::verbs::Verbs;
 use crate::agent::{AgentConfig, Hold, NeedsGuard, OnMissedSandbox, OnOverrun};
 use crate::dra::publisher::Shares;
 use crate::dra::{api, grpc};
@@ -170,6 +171,17 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_DHCP_TIMEOUT", default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=40))]
     pub dhcp_timeout: u64,
 
+    /// Seconds that an RDMA device in a pod may take until its port is active and the pod's addresses have their GIDs; then an event says
+    /// what is missing. It is looked for all the same, and containers are held back by the gate, unless their claim says
+    /// `rdma.waitForPort: false`.
+    #[arg(long, env = "DRANIC_RDMA_TIMEOUT", default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub rdma_timeout: u64,
+
+    /// Whether RDMA devices in pods are opened by verbs before containers start, as programs there will: by `dranic-verbs` beside this
+    /// program, if it is there. In a container that needs a privileged one, with the host's /dev.
+    #[arg(long, env = "DRANIC_VERBS", value_enum, default_value = "on", value_name = "WHETHER")]
+    pub verbs: Switch,
+
     /// Where the runtime mounts network namespaces of pods: to find one again that the runtime itself has lost.
     #[arg(long, env = "DRANIC_NETNS_DIR", default_value = "/var/run/netns", value_name = "DIR")]
     pub netns_dir: PathBuf,
@@ -279,6 +291,8 @@ impl AgentArgs {
             rescan: Duration::from_secs(self.rescan),
             wait_for_device: Duration::from_secs(self.wait_for_device),
             dhcp_timeout: Duration::from_secs(self.dhcp_timeout),
+            rdma_timeout: Duration::from_secs(self.rdma_timeout),
+            verbs: if self.verbs == Switch::On { Verbs::beside_us() } else { None },
             netns_dir: self.netns_dir,
             sysctl_dir: self.sysctl_dir,
             bpffs: self.bpffs,

@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::output::{emit, emit_json, lines, table};
 use super::{EXIT_FAILURE, EXIT_UNAVAILABLE, Failure, Output};
-use crate::agent::status::{ClaimStatus, DeviceStatus, Status};
+use crate::agent::status::{ClaimStatus, DeviceStatus, RdmaStatus, Status};
 
 /// Largest answer we read, bytes: far above a node's devices.
 const MAX_ANSWER: u64 = 64 * 1024 * 1024;
@@ -85,7 +85,7 @@ fn text(status: &Status) -> String {
     if status.claims.is_empty() {
         return text + "No claim is prepared.\n";
     }
-    let mut rows = table(&["CLAIM", "POD", "DEVICE", "HOST", "IN POD", "PHASE", "TIMES", "ERROR"]);
+    let mut rows = table(&["CLAIM", "POD", "DEVICE", "HOST", "IN POD", "RDMA", "PHASE", "TIMES", "ERROR"]);
     for claim in &status.claims {
         rows.add_rows(claim.devices.iter().map(|device| row(claim, device)));
     }
@@ -93,7 +93,7 @@ fn text(status: &Status) -> String {
     text
 }
 
-fn row(claim: &ClaimStatus, device: &DeviceStatus) -> [String; 8] {
+fn row(claim: &ClaimStatus, device: &DeviceStatus) -> [String; 9] {
     let times: Vec<String> = device.times.iter().map(|t| format!("{} {}", t.step, millis(t.micros))).collect();
     [
         format!("{}/{}", claim.namespace, claim.name),
@@ -101,10 +101,17 @@ fn row(claim: &ClaimStatus, device: &DeviceStatus) -> [String; 8] {
         device.device.clone(),
         device.host_link.clone(),
         device.pod_link.clone(),
+        device.rdma.as_ref().map(rdma).unwrap_or_default(),
         format!("{:?}", device.phase).to_lowercase(),
         times.join(", "),
-        device.last_error.clone().unwrap_or_default(),
+        device.last_error.clone().or_else(|| device.rdma.as_ref()?.problem.clone()).unwrap_or_default(),
     ]
+}
+
+/// The device, its port, and the GID that comes first: `mlx5_0 port 1, GID 3 (10.0.0.5)`.
+fn rdma(rdma: &RdmaStatus) -> String {
+    let gid = rdma.gids.first().map(|gid| format!(", GID {} ({})", gid.index, gid.address())).unwrap_or_default();
+    format!("{} port {}{gid}", rdma.device, rdma.port)
 }
 
 #[allow(clippy::cast_precision_loss, reason = "for people")]

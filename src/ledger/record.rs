@@ -244,6 +244,13 @@ impl DeviceRecord {
         self.rdma.as_ref().filter(|rdma| rdma.mode == NetnsMode::Exclusive)
     }
 
+    /// The pod's sandbox is another one from now on, or none: what was seen of the RDMA device there does not count.
+    pub fn forget_usable(&mut self) {
+        if let Some(rdma) = &mut self.rdma {
+            (rdma.usable, rdma.problem) = (None, None);
+        }
+    }
+
     /// What tells it from all others of this node.
     #[must_use]
     pub fn share(&self) -> Share {

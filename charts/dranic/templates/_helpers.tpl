@@ -80,6 +80,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
     (list "rescan" $agent.rescan)
     (list "wait-for-device" $agent.waitForDevice)
     (list "dhcp-timeout" $agent.dhcpTimeout)
+    (list "rdma-timeout" $agent.rdmaTimeout)
+    (list "verbs" (ternary "on" "off" .Values.verbs.enabled))
     (list "state-dir" $agent.stateDir)
     (list "cdi-dir" $agent.cdiDir)
     (list "guard-dir" $agent.guardDir)
@@ -97,6 +99,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- range $agent.extraArgs }}
 - {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{- /* Opening RDMA devices takes a privileged container: the device cgroup of others knows only devices that were there at their start. */ -}}
+{{- define "dranic.securityContext" -}}
+{{- $context := .Values.securityContext | default dict }}
+{{- if .Values.verbs.enabled }}
+{{- $context = mergeOverwrite (deepCopy $context) (dict "privileged" true "allowPrivilegeEscalation" true) }}
+{{- end }}
+{{- with $context }}
+{{- toYaml . }}
 {{- end }}
 {{- end -}}
 

@@ -11,8 +11,8 @@ use crate::ledger::{Attachment, ClaimRecord, DeviceRecord, Durability, Missed, P
 use crate::names::{ClaimUid, PodUid, SandboxId};
 
 impl Engine {
-    /// Whether every device of the pod is recorded as attached in this sandbox; else what is missing, for people. Looks at the
-    /// ledger only: [`Engine::attach`] compares it with the kernel.
+    /// Whether every device of the pod is recorded as attached in this sandbox, and can be used where containers wait for that; else
+    /// what is missing, for people. Looks at the ledger only: [`Engine::attach`] compares it with the kernel.
     ///
     /// # Errors
     /// One line that names claim, device, phase and the last error.
@@ -31,7 +31,7 @@ impl Engine {
                 return Err(format!("claim {}, device {} is {state}{why}", record.claim, device.device));
             }
         }
-        Ok(())
+        self.check_usable(pod)
     }
 
     /// Says where each device is about to go, before it goes. Not synced to the disk: after a power cut the boot id is another
@@ -43,6 +43,7 @@ impl Engine {
         };
         self.update_devices(jobs, elsewhere, |job, device| {
             device.phase = Phase::Attaching;
+            device.forget_usable();
             device.since_unix_ms = now_unix_ms();
             device.attachment = Some(Attachment {
                 sandbox: target.sandbox.clone(),

@@ -30,6 +30,8 @@ pub enum Observed {
     Restored(Share, Vec<(String, String)>),
     /// A device's address by DHCP is lost, is there again, or is another one.
     Lease(Share, LeaseNews),
+    /// The RDMA device of a device can be used in the pod, can't any more, or has other GIDs.
+    Rdma(Share),
     /// It was unprepared, and nothing of it is recorded any more.
     Forgotten,
 }
@@ -166,6 +168,6 @@ fn dump(netns: &Netns, record: &ClaimRecord) -> Result<Dump, KernelError> {
     Ok((There::look_by(&mut socket, netns, &record.devices)?, address::list(&mut socket, look_deadline())?))
 }
 
-fn of_link(link: &Link, addresses: &[(u32, Address)]) -> Vec<Address> {
+pub(super) fn of_link(link: &Link, addresses: &[(u32, Address)]) -> Vec<Address> {
     addresses.iter().filter(|(index, _)| *index == link.index).map(|(_, address)| address.clone()).collect()
 }

@@ -169,6 +169,7 @@ impl Engine {
         self.change(claim, devices, |device| {
             device.phase = Phase::Prepared;
             device.attachment = None;
+            device.forget_usable();
             if let Some(found) = locate::find(device, device.host.index, &there.links) {
                 device.host.set_index(found.index);
             }

@@ -10,8 +10,10 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::attach::engine::{Look, Seen};
-use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, Phase};
+use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, Phase, RdmaRecord};
 use crate::netdev::{Address, Child, Link, address};
+use crate::rdma::Gid;
+use crate::rdma::ready::ROCE_V2;
 
 /// The condition that says whether the device is in the pod and configured.
 pub const READY: &str = "Ready";
@@ -23,6 +25,8 @@ pub const DATA_MAX: usize = 8 << 10;
 pub const MESSAGE_MAX: usize = 1024;
 /// Longest single text in `data`, in bytes.
 const TEXT_MAX: usize = 256;
+/// Most bytes of GIDs in `data`.
+const GIDS_BYTES_MAX: usize = DATA_MAX / 2;
 /// Most step times in `data`.
 const STEPS_MAX: usize = 32;
 
@@ -49,6 +53,8 @@ pub enum Reason {
     Rebooted,
     /// In the pod, and without its address by DHCP.
     LeaseLost,
+    /// In the pod, and its RDMA device can't be used (yet), although containers wait for that.
+    RdmaNotUsable,
     /// Containers of the pod run without it.
     SandboxMissed,
     /// In the pod and configured, and containers of the pod were started before.
@@ -70,6 +76,7 @@ impl Reason {
             Self::SandboxGone => "SandboxGone",
             Self::Rebooted => "Rebooted",
             Self::LeaseLost => "LeaseLost",
+            Self::RdmaNotUsable => "RdmaNotUsable",
             Self::SandboxMissed => "SandboxMissed",
             Self::AttachedLate => "AttachedLate",
         }
@@ -122,9 +129,12 @@ pub fn device_states(look: &Look) -> Vec<DeviceState> {
 fn device_state(look: &Look, device: &DeviceRecord) -> DeviceState {
     let seen = look.seen.get(&device.share());
     let (reason, message) = if look.this_boot { verdict(device, seen) } else { rebooted() };
+    let (reason, message) = with_rdma(device, reason, message);
     let (reason, message) = missed(&look.record, device, reason).unwrap_or((reason, message));
     let network = match (reason, seen) {
-        (Reason::Attached | Reason::AttachedLate, Some(Seen::Here(link, addresses))) => Some(network(link, addresses)),
+        (Reason::Attached | Reason::AttachedLate | Reason::RdmaNotUsable, Some(Seen::Here(link, addresses))) => {
+            Some(network(link, addresses))
+        }
         _ => None,
     };
     // When a device went away is not recorded.
@@ -137,6 +147,19 @@ fn device_state(look: &Look, device: &DeviceRecord) -> DeviceState {
         network,
         data: data(device),
     }
+}
+
+/// What is said of a device that is in the pod with an RDMA device that can't be used (yet).
+fn with_rdma(device: &DeviceRecord, reason: Reason, message: String) -> (Reason, String) {
+    let Some(rdma) = device.rdma.as_ref().filter(|rdma| rdma.problem.is_some() || rdma.usable.is_none()) else {
+        return (reason, message);
+    };
+    if reason != Reason::Attached {
+        return (reason, message);
+    }
+    let why = rdma.problem.as_deref().unwrap_or("it was not looked at yet");
+    let reason = if rdma.wait_for_port { Reason::RdmaNotUsable } else { reason };
+    (reason, format!("{message}; its RDMA device {} can't be used: {why}", rdma.name))
 }
 
 /// What is to be said instead of `reason` where containers of the pod were started without the device.
@@ -261,6 +284,9 @@ fn data(device: &DeviceRecord) -> Value {
         "hostLink": cut(&device.host.name, TEXT_MAX),
         "stepMicroseconds": steps,
     });
+    if let Some(rdma) = &device.rdma {
+        data["rdma"] = rdma_data(rdma);
+    }
     let left_out = &device.plan.left_out;
     let mut size = data.to_string().len();
     let mut kept: Vec<String> = Vec::new();
@@ -278,6 +304,42 @@ fn data(device: &DeviceRecord) -> Value {
         data["leftOut"] = json!(kept);
     }
     data
+}
+
+/// What a job has to know of the RDMA device: above all the index of the GID for each address, those of the device's addresses first.
+fn rdma_data(rdma: &RdmaRecord) -> Value {
+    let mut data = json!({
+        "device": rdma.name,
+        "port": rdma.port,
+        "protocol": rdma.protocol,
+        "mode": rdma.mode,
+        "nodeGuid": rdma.node_guid,
+    });
+    if let Some(problem) = &rdma.problem {
+        data["problem"] = json!(cut(problem, TEXT_MAX));
+    }
+    let Some(usable) = &rdma.usable else { return data };
+    let since = i64::try_from(usable.at_unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    data["usableSince"] = json!(since.map(|since| since.to_string()));
+    data["opened"] = json!(usable.opened);
+    let (mut kept, mut size) = (Vec::new(), 0);
+    for gid in usable.gids.iter().map(gid_data) {
+        size += gid.to_string().len() + 1;
+        if size > GIDS_BYTES_MAX {
+            break;
+        }
+        kept.push(gid);
+    }
+    if kept.len() < usable.gids.len() {
+        data["gidsMore"] = json!(usable.gids.len() - kept.len());
+    }
+    data["gids"] = json!(kept);
+    data
+}
+
+fn gid_data(gid: &Gid) -> Value {
+    let address = (gid.kind == ROCE_V2).then(|| gid.address());
+    json!({"index": gid.index, "gid": gid.gid, "type": gid.kind, "address": address, "link": gid.link})
 }
 
 /// Bytes of `text` in JSON with a comma, as the server writes it: it escapes `<`, `>` and `&` with six bytes.

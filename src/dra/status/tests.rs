@@ -95,6 +95,62 @@ fn each_phase_has_its_reason() {
     }
 }
 
+/// With an RDMA device and this much more of it.
+fn with_rdma(more: &Value) -> Value {
+    let mut rdma = json!({
+        "name": "mlx5_0", "index": 3, "nodeGuid": "0c42:a103:0065:5f96", "port": 1, "protocol": "RoCE", "mode": "exclusive",
+        "charDevices": ["uverbs", "rdmaCm"], "waitForPort": true
+    });
+    for (key, value) in more.as_object().unwrap() {
+        rdma[key] = value.clone();
+    }
+    json!({"rdma": rdma})
+}
+
+#[test]
+fn an_rdma_device_that_can_not_be_used_makes_its_device_not_ready_where_containers_wait_for_it() {
+    let state = |phase: &str, more: Value| only(&seen(look(record(1, phase, &with_rdma(&more))), here(vec![ip("10.0.0.5/24")])));
+    let new = state("attached", json!({}));
+    assert!(new.reason == Reason::RdmaNotUsable && new.message.contains("not looked at yet"), "{}", new.message);
+    let down = state("attached", json!({"problem": "port 1 of mlx5_0 is DOWN"}));
+    assert!(
+        down.reason == Reason::RdmaNotUsable && !down.reason.is_ready() && down.message.contains("is DOWN"),
+        "{}",
+        down.message
+    );
+    assert!(down.network.is_some(), "it has its addresses");
+    assert_eq!((&down.data["rdma"]["problem"], &down.data["rdma"]["gids"]), (&json!("port 1 of mlx5_0 is DOWN"), &Value::Null));
+    let patient = state("attached", json!({"problem": "port 1 of mlx5_0 is DOWN", "waitForPort": false}));
+    assert!(patient.reason == Reason::Attached && patient.message.contains("is DOWN"), "{}", patient.message);
+    let gone = state("attached", json!({"problem": "x", "usable": {"gids": [], "opened": false, "atUnixMs": 0}}));
+    assert_eq!(gone.reason, Reason::RdmaNotUsable, "it was usable, and is not any more");
+    assert_eq!(state("prepared", json!({})).reason, Reason::Prepared);
+}
+
+#[test]
+fn data_tells_the_index_of_the_gid_for_each_address_and_stays_small() {
+    let gid = |index: u32, gid: &str, kind: &str| json!({"index": index, "gid": gid, "type": kind, "link": "rail0"});
+    let mut gids = vec![gid(3, "::ffff:10.0.0.5", "RoCE v2"), gid(0, "fe80::5", "IB/RoCE v1")];
+    let usable =
+        |gids: &[Value]| with_rdma(&json!({"usable": {"gids": gids, "opened": true, "atUnixMs": 1_700_000_000_123_u64}}));
+    let state = only(&seen(look(record(1, "attached", &usable(&gids))), here(Vec::new())));
+    assert_eq!(state.reason, Reason::Attached);
+    let wanted = json!({
+        "device": "mlx5_0", "port": 1, "protocol": "RoCE", "mode": "exclusive", "nodeGuid": "0c42:a103:0065:5f96",
+        "usableSince": "2023-11-14T22:13:20.123Z", "opened": true,
+        "gids": [
+            {"index": 3, "gid": "::ffff:10.0.0.5", "type": "RoCE v2", "address": "10.0.0.5", "link": "rail0"},
+            {"index": 0, "gid": "fe80::5", "type": "IB/RoCE v1", "address": null, "link": "rail0"},
+        ],
+    });
+    assert_eq!(state.data["rdma"], wanted);
+    gids.extend((4..256).map(|n| gid(n, "fd00:1111:2222:3333:4444:5555:6666:7777", "RoCE v2")));
+    let many = only(&look(record(1, "attached", &usable(&gids)))).data;
+    assert!(many.to_string().len() < DATA_MAX, "{}", many.to_string().len());
+    let kept = many["rdma"]["gids"].as_array().unwrap();
+    assert_eq!((kept[0]["index"].as_u64(), kept.len() as u64 + many["rdma"]["gidsMore"].as_u64().unwrap()), (Some(3), 254));
+}
+
 #[test]
 fn network_data_is_what_the_kernel_has() {
     let mut local = ip("fe80::5/64");
