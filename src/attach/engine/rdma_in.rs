@@ -150,7 +150,12 @@ impl Engine {
         outcomes
     }
 
-    pub(super) fn move_rdma_in(&self, target: &Target<'_>, socket: &mut Option<RdmaSocket>, index: u32) -> Result<(), NetlinkError> {
+    pub(super) fn move_rdma_in(
+        &self,
+        target: &Target<'_>,
+        socket: &mut Option<RdmaSocket>,
+        index: u32,
+    ) -> Result<(), NetlinkError> {
         if socket.is_none() {
             *socket = RdmaSocket::open_in(&self.host)?;
         }
