@@ -3,6 +3,8 @@
 //! Numbers and names are those of `rdma/rdma_netlink.h` (`RDMA_NLDEV_*`) and `rdma/ib_verbs.h`.
 
 mod codec;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 pub mod monitor;
 mod resources;
 mod socket;
