@@ -5,6 +5,8 @@
 pub mod char_devices;
 mod codec;
 pub mod gids;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 pub mod monitor;
 pub mod opened;
 pub mod ready;

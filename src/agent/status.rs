@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::inventory::Withheld;
 use crate::ledger::{ClaimRecord, Phase, RdmaRecord, StepTime};
-use crate::rdma::{Gid, NetnsMode, Protocol};
+use crate::rdma::{Gid, NetnsMode, Protocol, Resources};
 
 /// What [`Status::kubelet`] says when all is well.
 pub const REGISTERED: &str = "registered";
@@ -85,6 +85,9 @@ pub struct DeviceStatus {
     pub left_out: Vec<String>,
     /// What failed last.
     pub last_error: Option<String>,
+    /// What is in use of its RDMA device, while that is in a pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma_in_use: Option<Resources>,
     /// Its RDMA device, where the pod gets one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdma: Option<RdmaStatus>,
@@ -151,6 +154,7 @@ impl From<&ClaimRecord> for ClaimStatus {
                     times: d.times.clone(),
                     left_out: d.plan.left_out.clone(),
                     last_error: d.last_error.clone(),
+                    rdma_in_use: None,
                     rdma: d.rdma.as_ref().map(RdmaStatus::from),
                 })
                 .collect(),

@@ -64,6 +64,21 @@ fn of_place(pci: Option<&PciFunction>, numa_node: Option<u32>) -> Attributes {
     attributes
 }
 
+/// Most attributes of a device: 32 with capacities (`ResourceSliceMaxAttributesAndCapacitiesPerDevice`, `k8s.io/api/resource/v1`), less
+/// what a shared NIC gets besides: `shared`, `slots`, `bandwidth`.
+const ATTRIBUTES_MAX: usize = 32 - 3;
+/// What is left out where there are more, first to last: what others say as well, or nobody selects by.
+const LEAST_USEFUL: [&str; 6] = ["rdmaLinkLayer", "tcxProgramNames", "tcFilterNames", "alias", "pciSubsystem", "rdmaRate"];
+
+/// Leaves out what the API has no room for.
+pub(super) fn fit(attributes: &mut Attributes) {
+    for name in LEAST_USEFUL {
+        if attributes.len() > ATTRIBUTES_MAX {
+            attributes.remove(name);
+        }
+    }
+}
+
 /// Vendor, device and subsystem are ids (`0x15b3`), where the peer has names of a database for the first two.
 fn of_pci(pci: &PciFunction) -> Attributes {
     let texts = [
@@ -169,6 +184,22 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// A virtual function with RDMA, eBPF, addresses and an alias.
+    #[test]
+    fn what_the_api_has_no_room_for_is_left_out_in_order() {
+        let all = "alias ebpf encapsulation ifName ipv4 ipv6 isSriovVf mac mtu numaNode pciAddress pciDevice pciSubsystem pciVendor \
+            physicalFunction rdma rdmaDevice rdmaLinkLayer rdmaNetnsMode rdmaNodeGuid rdmaPort rdmaProtocol rdmaRate \
+            resource.kubernetes.io/numaNode resource.kubernetes.io/pcieRoot sriov state tcFilterNames tcxProgramNames type vfIndex virtual";
+        let mut attributes: Attributes = all.split_whitespace().map(|name| (name.to_owned(), Attribute::Int(1))).collect();
+        assert_eq!(attributes.len(), 32);
+        fit(&mut attributes);
+        let lacks: Vec<_> = all.split_whitespace().filter(|name| !attributes.contains_key(*name)).collect();
+        assert_eq!(lacks, ["rdmaLinkLayer", "tcFilterNames", "tcxProgramNames"]);
+        let before = attributes.clone();
+        fit(&mut attributes);
+        assert_eq!(attributes, before);
+    }
 
     proptest! {
         #[test]

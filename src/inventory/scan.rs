@@ -135,6 +135,7 @@ impl<'a> Look<'a> {
         if let Some(programs) = self.snapshot.programs.get(&link.index) {
             attributes.extend(attributes::of_programs(link, programs));
         }
+        attributes::fit(&mut attributes);
         let rdma = port.and_then(|port| rdma::part(&self.rdma, port));
         Device { name, hardware, link: Some(link.clone()), attributes, rdma, is_rdma_only: false }
     }

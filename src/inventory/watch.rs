@@ -213,11 +213,15 @@ fn rdma(netns: &Netns, sysfs: &Sysfs) -> RdmaSeen {
     let read = || {
         let Some(mut socket) = RdmaSocket::open_in(netns)? else { return Ok(RdmaSeen::default()) };
         let deadline = std::time::Instant::now() + DUMPS;
-        let mode = socket.netns_mode(deadline)?;
+        let mode = match socket.netns_mode(deadline) {
+            // A kernel before 5.2 has no modes.
+            Err(error) if matches!(error.errno(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => None,
+            mode => Some(mode?),
+        };
         let devices = socket.devices(deadline)?;
         let ports = devices.into_iter().map(|device| Ok((socket.ports(device.index, deadline)?, device)));
         let devices = ports.map(|both| both.map(|(ports, device)| (device, ports))).collect::<Result<_, NetlinkError>>()?;
-        Ok(RdmaSeen { mode: Some(mode), devices, problem: None })
+        Ok(RdmaSeen { mode, devices, problem: None })
     };
     read().unwrap_or_else(|error: NetlinkError| RdmaSeen {
         problem: Some(format!("can't read RDMA devices by netlink ({error}); sysfs alone tells of them")),

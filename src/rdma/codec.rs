@@ -16,28 +16,28 @@ pub(super) mod command {
 }
 
 /// `RDMA_NLDEV_ATTR_*`.
-mod attr {
-    pub(super) const DEV_INDEX: u16 = 1;
-    pub(super) const DEV_NAME: u16 = 2;
-    pub(super) const PORT_INDEX: u16 = 3;
-    pub(super) const FW_VERSION: u16 = 5;
-    pub(super) const NODE_GUID: u16 = 6;
-    pub(super) const SUBNET_PREFIX: u16 = 8;
-    pub(super) const LID: u16 = 9;
-    pub(super) const PORT_STATE: u16 = 12;
-    pub(super) const DEV_NODE_TYPE: u16 = 14;
-    pub(super) const RES_SUMMARY: u16 = 15;
-    pub(super) const RES_SUMMARY_ENTRY: u16 = 16;
-    pub(super) const RES_SUMMARY_ENTRY_NAME: u16 = 17;
-    pub(super) const RES_SUMMARY_ENTRY_CURR: u16 = 18;
-    pub(super) const NDEV_INDEX: u16 = 50;
-    pub(super) const NDEV_NAME: u16 = 51;
+pub(super) mod attr {
+    pub(in super::super) const DEV_INDEX: u16 = 1;
+    pub(in super::super) const DEV_NAME: u16 = 2;
+    pub(in super::super) const PORT_INDEX: u16 = 3;
+    pub(in super::super) const FW_VERSION: u16 = 5;
+    pub(in super::super) const NODE_GUID: u16 = 6;
+    pub(in super::super) const SUBNET_PREFIX: u16 = 8;
+    pub(in super::super) const LID: u16 = 9;
+    pub(in super::super) const PORT_STATE: u16 = 12;
+    pub(in super::super) const DEV_NODE_TYPE: u16 = 14;
+    pub(in super::super) const RES_SUMMARY: u16 = 15;
+    pub(in super::super) const RES_SUMMARY_ENTRY: u16 = 16;
+    pub(in super::super) const RES_SUMMARY_ENTRY_NAME: u16 = 17;
+    pub(in super::super) const RES_SUMMARY_ENTRY_CURR: u16 = 18;
+    pub(in super::super) const NDEV_INDEX: u16 = 50;
+    pub(in super::super) const NDEV_NAME: u16 = 51;
     /// `RDMA_NLDEV_SYS_ATTR_NETNS_MODE`.
-    pub(super) const NETNS_MODE: u16 = 66;
-    pub(super) const DEV_PROTOCOL: u16 = 67;
+    pub(in super::super) const NETNS_MODE: u16 = 66;
+    pub(in super::super) const DEV_PROTOCOL: u16 = 67;
     /// `RDMA_NLDEV_NET_NS_FD`.
-    pub(super) const NET_NS_FD: u16 = 68;
-    pub(super) const PARENT_NAME: u16 = 100;
+    pub(in super::super) const NET_NS_FD: u16 = 68;
+    pub(in super::super) const PARENT_NAME: u16 = 100;
 }
 
 /// `enum rdma_node_type`: `RDMA_NODE_RNIC`.

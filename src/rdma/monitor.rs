@@ -124,7 +124,7 @@ fn drain(socket: &netlink_sys::Socket, is_wanted: fn(&[u8]) -> bool) -> std::io:
 
 /// Whether an event is of an RDMA device, or of its character devices (`infiniband`, `infiniband_verbs`, `infiniband_mad`):
 /// `add@/devices/…` and then `NAME=value`, each with a NUL at its end (`lib/kobject_uevent.c`).
-fn is_of_rdma(event: &[u8]) -> bool {
+pub(super) fn is_of_rdma(event: &[u8]) -> bool {
     event.split(|byte| *byte == 0).any(|field| field.starts_with(b"SUBSYSTEM=infiniband"))
 }
 
