@@ -247,7 +247,7 @@ const NOT_FLAGS_OF_THE_CHART: &[&str] = &[
 ];
 
 /// Flags whose default in a pod is another one.
-const OTHER_DEFAULTS: &[&str] = &["sysctl-dir", "on-overrun"];
+const OTHER_DEFAULTS: &[&str] = &["sysctl-dir", "dev", "on-overrun"];
 
 #[test]
 fn the_chart_knows_every_flag_and_its_default() {

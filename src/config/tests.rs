@@ -492,7 +492,8 @@ fn rules_over_rdma() {
 
 #[test]
 fn of_rdma_the_claim_says_what_it_says_and_the_class_the_rest() {
-    let class = parse(r#"{"rdma": {"waitForPort": false, "charDevices": ["umad"], "limits": {"hcaHandles": 2, "hcaObjects": 9}}}"#);
+    let class =
+        parse(r#"{"rdma": {"waitForPort": false, "charDevices": ["umad"], "limits": {"hcaHandles": 2, "hcaObjects": 9}}}"#);
     let claim = parse(r#"{"rdma": {"charDevices": [], "limits": {"hcaObjects": 7}}}"#).unwrap();
     let wanted = r#"{"rdma": {"waitForPort": false, "charDevices": [], "limits": {"hcaHandles": 2, "hcaObjects": 7}}}"#;
     assert_eq!(class.unwrap().merged_with(claim), parse(wanted).unwrap());

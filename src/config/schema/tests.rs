@@ -109,10 +109,7 @@ fn schema_and_parser_agree_on_form() {
         (r#"{"ethtool": {"features": {"tso": true}, "pause": {"rx": false}}}"#, true),
         (r#"{"ethtool": {"features": {"tso": null}}}"#, false),
         (r#"{"ethtool": {"features": {"tso": 1}}}"#, false),
-        (
-            r#"{"rdma": {"enabled": true, "charDevices": ["issm"], "limits": {"hcaHandles": 4}, "waitForPort": false}}"#,
-            true,
-        ),
+        (r#"{"rdma": {"enabled": true, "charDevices": ["issm"], "limits": {"hcaHandles": 4}, "waitForPort": false}}"#, true),
         (r#"{"rdma": {"charDevices": ["uverbs"]}}"#, false),
         (r#"{"rdma": {"limits": {"hca": 1}}}"#, false),
         (
