@@ -25,7 +25,7 @@ BENCH_JSON ?=
 BENCH_ARGS ?=
 export BENCH_JSON
 
-.PHONY: help setup build test demo bench lint clean cluster cluster-shell cluster-down e2e e2e-vm fuzz nri-reference
+.PHONY: help setup build test demo bench lint bench-vm clean cluster cluster-shell cluster-down e2e e2e-vm fuzz nri-reference
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,11 @@ nri-reference: ## run the runtime side of NRI itself against us; ends with "N pa
 e2e-vm: ## tests with PCI NICs, SR-IOV and RDMA in a virtual machine; ends with "N passed, N failed, N skipped" (VM=pci, see README of e2e/vm)
 	@hack/setup.sh test
 	@e2e/vm/e2e.sh $(VM)
+
+bench-vm: ## measure 8 real NICs that are up, in the virtual machine: in the hook, behind the gate, and a loop beside it
+	@hack/setup.sh test
+	@e2e/vm/e2e.sh slow_nics
+	@grep -h '^measured:' "$$(hack/target.sh)/e2e-vm/output.txt"
 
 lint: ## check formatting, and clippy without warnings
 	@hack/setup.sh build

@@ -20,6 +20,10 @@ use crate::nri::{Adjustment, Container, HookError, OciHook, Sandbox, SandboxHand
 /// node.
 const CHECKS: Duration = Duration::from_millis(20);
 
+/// Longest that the end of a sandbox waits for an attach that it cut short, where a gate keeps containers from coming too early: as long
+/// as `--hold` is by default. Setting a real NIC up can't be interrupted, and closing eight takes seconds.
+const CUT_SHORT: Duration = Duration::from_millis(200);
+
 /// Longest error text for the runtime, in characters: it becomes a pod event. What the runtime sent (a path) may be of any length.
 const ERROR_MAX: usize = 4096;
 
@@ -255,7 +259,10 @@ impl SandboxHandler for Hooks {
         let Ok(known) = self.known(&sandbox) else { return };
         self.shared.attacher.forget(&known.sandbox);
         let is_cut_short = self.shared.attacher.running_in(&known.sandbox).is_some();
-        let held_until = self.held_until(&known, deadline);
+        let mut held_until = self.held_until(&known, deadline);
+        if self.shared.on_overrun == OnOverrun::Defer {
+            held_until = held_until.min(Instant::now() + CUT_SHORT);
+        }
         let shared = self.shared.clone();
         // The namespace is pinned, so the runtime need not wait for the way back.
         let release = self.shared.background.spawn_blocking(move || {

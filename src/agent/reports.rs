@@ -96,7 +96,7 @@ impl Reports {
 
     fn released(&self, record: &ClaimRecord, outcome: &Released) {
         match outcome {
-            Released::Moved(_) | Released::AtHome(_) | Released::Deleted(_) => {}
+            Released::Moved(_) | Released::AtHome(_) | Released::Deleted(_) | Released::Stayed(_) => {}
             Released::Stuck(device, why) => {
                 let text = format!("claim {}, device {device} could not be taken back from the pod: {why}", record.claim);
                 self.events.send(Event::warning(Object::pod(record), "DeviceStuck", text));

@@ -15,6 +15,9 @@ mod note;
 mod observe;
 mod pods;
 mod prepare;
+mod rdma;
+mod rdma_home;
+mod rdma_in;
 mod recover;
 mod release;
 mod reserve;
@@ -23,6 +26,7 @@ mod returned;
 mod settings;
 mod taken;
 mod tend;
+mod there;
 mod turns;
 mod vf;
 mod vrf;
@@ -84,6 +88,10 @@ pub struct Engine {
     dhcp_timeout: Duration,
     /// Held while a virtual function is looked at and set.
     vfs: Mutex<()>,
+    /// Held from reading RDMA devices to recording who has them.
+    rdma_plans: Mutex<()>,
+    /// RDMA devices of one card move one after the other.
+    cards: rdma_in::Cards,
     /// Where virtual functions are told from others.
     sysfs: Sysfs,
     observer: observe::ObserverBox,
@@ -121,6 +129,8 @@ impl Engine {
             ended: ended::Ended::default(),
             dhcp_timeout: lease::DHCP_TIMEOUT,
             vfs: Mutex::default(),
+            rdma_plans: Mutex::default(),
+            cards: rdma_in::Cards::default(),
             sysfs: Sysfs::new("/sys"),
             observer: observe::ObserverBox::default(),
             kept: kept::Kept::default(),

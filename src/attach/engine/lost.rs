@@ -4,11 +4,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Engine, KernelError, Observed, locate, look_deadline};
+use super::there::There;
+use super::{Engine, KernelError, Observed};
 use crate::inventory::HardwareId;
 use crate::ledger::{Attachment, ClaimRecord, DeviceRecord, Share};
 use crate::names::ClaimUid;
-use crate::netdev::link;
 use crate::netns::Netns;
 use crate::netns::holder;
 
@@ -61,7 +61,7 @@ impl Engine {
     /// among them.
     ///
     /// # Errors
-    /// When the host's links can't be listed.
+    /// When the host's links or RDMA devices can't be listed.
     pub fn lost(&self) -> Result<Vec<Lost>, KernelError> {
         let mut lost = Vec::new();
         for record in self.current(self.ledger.all()) {
@@ -77,10 +77,10 @@ impl Engine {
         if lost.is_empty() {
             return Ok(lost);
         }
-        let links = link::list(&mut self.host_socket()?, look_deadline())?;
+        let there = There::look(&self.host, lost.iter().flat_map(|lost| &lost.record.devices))?;
         let is_home = |lost: &Lost| {
             let mut devices = lost.record.devices.iter().filter(|device| device.share() == lost.device);
-            devices.any(|device| locate::find(device, device.host.index, &links).is_some())
+            devices.any(|device| there.is_home_of(device))
         };
         lost.retain(|lost| !is_home(lost));
         Ok(lost)

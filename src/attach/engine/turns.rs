@@ -1,9 +1,10 @@
-//! Whose turn it is to move a link.
+//! Whose turn it is to move a link, or to set one up that takes long.
 //!
 //! The kernel moves one link at a time, with its RTNL lock held for 15 to 20 ms, and everything else on the node that makes or changes
 //! a link waits for that: the network of other pods first of all. So all moves of this agent go one by one: those of a hook that the
 //! runtime waits for before all others, and of each sort that with the nearest deadline. What the runtime does not wait for leaves the
-//! lock free for a moment after each move.
+//! lock free for a moment after each move. Setting a real NIC up holds the lock for up to half a second: one after the other, and behind
+//! all moves.
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,9 +17,11 @@ pub(super) enum Pace {
     Held,
     /// Behind the gate, or on the way back: others come in between.
     Background,
+    /// Setting a real NIC up behind the gate: a pod with eight of them does so for seconds, and the moves of others are short.
+    Opening,
 }
 
-/// After a move in the background: time for all who wait for the lock to get it. Most hold it for some microseconds. Pauses as long as
+/// After a turn in the background: time for all who wait for the lock to get it. Most hold it for some microseconds. Pauses as long as
 /// the moves were measured, too: they helped nobody more, and a pod with 32 NICs started 0.4 s later (`docs/performance.md`).
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -39,7 +42,7 @@ pub(super) struct Turns {
     changed: Condvar,
 }
 
-/// The right to move one link, until it is dropped.
+/// The right to move one link, or to set it up, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Turn<'a> {
     turns: &'a Turns,
@@ -55,10 +58,8 @@ impl Turns {
         state.waiting.insert(me);
         loop {
             let is_first = !state.busy && state.waiting.first() == Some(&me);
-            let calm = state
-                .calm_until
-                .filter(|_| pace == Pace::Background)
-                .map(|until| until.saturating_duration_since(Instant::now()));
+            let calm =
+                state.calm_until.filter(|_| pace != Pace::Held).map(|until| until.saturating_duration_since(Instant::now()));
             match calm.filter(|left| !left.is_zero()) {
                 None if is_first => break,
                 Some(left) if is_first => {
@@ -81,7 +82,7 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut state = self.turns.state();
         state.busy = false;
-        state.calm_until = (self.pace == Pace::Background).then(|| Instant::now() + PAUSE);
+        state.calm_until = (self.pace != Pace::Held).then(|| Instant::now() + PAUSE);
         drop(state);
         self.turns.changed.notify_all();
     }
@@ -101,7 +102,7 @@ mod tests {
         let order = Mutex::new(Vec::new());
         let first = turns.take(Pace::Held, later(9));
         std::thread::scope(|scope| {
-            let wanted = [(Pace::Background, 1), (Pace::Held, 8), (Pace::Background, 5), (Pace::Held, 2)];
+            let wanted = [(Pace::Opening, 1), (Pace::Background, 1), (Pace::Held, 8), (Pace::Background, 5), (Pace::Held, 2)];
             for (count, (pace, seconds)) in wanted.into_iter().enumerate() {
                 let (turns, order) = (&turns, &order);
                 scope.spawn(move || {
@@ -114,7 +115,7 @@ mod tests {
             }
             drop(first);
         });
-        let expected = [(Pace::Held, 2), (Pace::Held, 8), (Pace::Background, 1), (Pace::Background, 5)];
+        let expected = [(Pace::Held, 2), (Pace::Held, 8), (Pace::Background, 1), (Pace::Background, 5), (Pace::Opening, 1)];
         assert_eq!(*order.lock().unwrap(), expected);
     }
 
