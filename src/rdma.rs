@@ -4,6 +4,8 @@
 
 pub mod char_devices;
 mod codec;
+pub mod monitor;
+mod resources;
 mod socket;
 
 use std::fmt;
@@ -11,6 +13,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+pub use monitor::RdmaMonitor;
+pub use resources::Resources;
 pub use socket::RdmaSocket;
 
 /// Which network namespaces see an RDMA device (`RDMA_NLDEV_SYS_ATTR_NETNS_MODE`). The administrator sets it at boot; it can't be

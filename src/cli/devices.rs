@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::output::{emit, emit_json, lines, table};
 use super::{Failure, Output};
 use crate::inventory::sysfs::Sysfs;
-use crate::inventory::{Attribute, Attributes, Device, Scan, ScanOptions, Withheld, watch};
+use crate::inventory::{Attribute, Attributes, Device, Ipoib, Scan, ScanOptions, Withheld, watch};
 
 /// End of `dranic devices --help`.
 pub(super) const AFTER_HELP: &str = "\
@@ -26,6 +26,10 @@ pub(super) struct DevicesArgs {
     /// Offer nothing while there is no default route (see `dranic agent --help`).
     #[arg(long, env = "DRANIC_NEED_DEFAULT_ROUTE")]
     need_default_route: bool,
+
+    /// What becomes of IPoIB links (see `dranic agent --help`).
+    #[arg(long, env = "DRANIC_IPOIB", value_enum, default_value = "attach", value_name = "WHAT")]
+    ipoib: Ipoib,
 
     /// Output format.
     #[arg(short, long, value_enum, default_value = "table")]
@@ -50,7 +54,7 @@ struct JsonDevice<'a> {
 }
 
 pub(super) fn run(args: &DevicesArgs) -> Result<(), Failure> {
-    let options = ScanOptions { offer_veth: args.offer_veth, need_default_route: args.need_default_route };
+    let options = ScanOptions { offer_veth: args.offer_veth, need_default_route: args.need_default_route, ipoib: args.ipoib };
     let scan = watch::once(&Sysfs::new(&args.sysfs).with_places(crate::doubles::places()), options)
         .map_err(|e| Failure { code: super::EXIT_FAILURE, message: e })?;
     match args.output {
