@@ -5,6 +5,8 @@
 #[path = "containerd_agent/rig.rs"]
 mod rig;
 
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -87,8 +89,9 @@ async fn end(rig: &Rig, sandbox: &str, claim: &Claim) -> Result<()> {
     rig.unprepare(claim).await
 }
 
-const FIRST: &str = r#"{"rdma": {"enabled": true, "limits": {"hcaHandles": 7, "hcaObjects": 900}}}"#;
-const SECOND: &str = r#"{"rdma": {"enabled": true, "limits": {"hcaHandles": 8}}}"#;
+const FIRST: &str = r#"{"rdma": {"enabled": true, "limits": {"hcaHandles": 7, "hcaObjects": 900}, "waitForPort": false}}"#;
+const SECOND: &str = r#"{"rdma": {"enabled": true, "limits": {"hcaHandles": 8}, "waitForPort": false}}"#;
+const PLAIN: &str = r#"{"rdma": {"enabled": true, "waitForPort": false}}"#;
 
 async fn one_pod_with_two(rig: &Rig) -> Result<()> {
     let pod = PodSpec::new("two", "uid-two");
@@ -100,7 +103,6 @@ async fn one_pod_with_two(rig: &Rig) -> Result<()> {
     ensure!(files.len() == 3 && files[0] == "rdma_cm" && files[1..].iter().all(|f| f.starts_with("uverbs")), "{files:?}");
     for file in &files {
         let there = rig.exec(&main, &format!("stat -c '%F %a %u %g %t:%T' /dev/infiniband/{file}")).await?;
-        use std::os::unix::fs::MetadataExt;
         let host = std::fs::metadata(format!("/dev/infiniband/{file}"))?;
         let (major, minor) = (nix::sys::stat::major(host.rdev()), nix::sys::stat::minor(host.rdev()));
         let (mode, uid, gid) = (host.mode() & 0o777, host.uid(), host.gid());
@@ -115,9 +117,7 @@ async fn one_pod_with_two(rig: &Rig) -> Result<()> {
         let device = metadata(rig, &main, &claim, &format!("r{n}")).await?;
         let attributes = &device["attributes"];
         assert_eq!(attributes["rdmaDevice"]["string"], format!("rxe{n}"), "{device:#}");
-        let index = attributes["rdmaGidIndex"]["int"].as_u64().with_context(|| format!("no index: {device:#}"))?;
-        let address = device["networkData"]["ips"][0].as_str().context("no address")?;
-        assert_eq!(attributes[format!("rdmaGid{index}")]["string"].as_str(), address.split('/').next(), "{device:#}");
+        assert_eq!(device["networkData"]["interfaceName"], format!("nic{n}"), "{device:#}");
     }
     // A container of the same pod that names no claim.
     let other = rig.start(&sandbox, &pod, "other").await?;
@@ -132,7 +132,7 @@ async fn two_pods_apart(rig: &Rig) -> Result<()> {
     let pods = [PodSpec::new("a", "uid-a"), PodSpec::new("b", "uid-b")];
     let mut all = Vec::new();
     for (n, pod) in (0..).zip(&pods) {
-        let claim = prepared(rig, pod, &nics(n..n + 1), &[r#"{"rdma": {"enabled": true}}"#]).await?;
+        let claim = prepared(rig, pod, &nics(n..n + 1), &[PLAIN]).await?;
         let (sandbox, _) = rig.run(pod).await?;
         let container = rig.start_with(&sandbox, pod, "main", &claim)?.started().await?;
         let file = rig.exec(&container, "ls /dev/infiniband | grep uverbs").await?.trim().to_owned();
@@ -154,10 +154,24 @@ async fn two_pods_apart(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
+/// A container that waits for the port knows its GID index from its first moment on.
+async fn the_gid_index_is_told(rig: &Rig) -> Result<()> {
+    let pod = PodSpec::new("d", "uid-d");
+    let claim = prepared(rig, &pod, &nics(0..1), &[r#"{"rdma": {"enabled": true}}"#]).await?;
+    let (sandbox, _) = rig.run(&pod).await?;
+    let container = rig.start_with(&sandbox, &pod, "main", &claim)?.started().await?;
+    let device = metadata(rig, &container, &claim, "r0").await?;
+    let attributes = &device["attributes"];
+    let index = attributes["rdmaGidIndex"]["int"].as_u64().with_context(|| format!("no index: {device:#}"))?;
+    let address = device["networkData"]["ips"][0].as_str().context("no address")?;
+    assert_eq!(attributes[format!("rdmaGid{index}")]["string"].as_str(), address.split('/').next(), "{device:#}");
+    end(rig, &sandbox, &claim).await
+}
+
 /// Prepare refuses what containers could not be given, and leaves nothing prepared.
 async fn a_missing_file(rig: &Rig) -> Result<()> {
     let pod = PodSpec::new("c", "uid-c");
-    let claim = rig.cluster.claim_for("c", (&pod.name, &pod.uid), &nics(0..1), &[config(0, r#"{"rdma": {"enabled": true}}"#)])?;
+    let claim = rig.cluster.claim_for("c", (&pod.name, &pod.uid), &nics(0..1), &[config(0, PLAIN)])?;
     let (file, aside) = ("/dev/infiniband/rdma_cm", "/dev/infiniband/aside");
     std::fs::rename(file, aside)?;
     let refused = rig.cluster.prepare(std::slice::from_ref(&claim)).await;
@@ -168,25 +182,39 @@ async fn a_missing_file(rig: &Rig) -> Result<()> {
     rig.check_host()
 }
 
-async fn all(mode: NetnsMode) -> Result<()> {
+async fn on_guest(mode: NetnsMode, test: impl AsyncFnOnce(&Rig) -> Result<()>) -> Result<()> {
     if !is_guest(mode) {
         return Ok(());
     }
     on_node(2, patient(), async |rig| {
         make_devices(rig, 2, mode)?;
-        one_pod_with_two(rig).await?;
-        two_pods_apart(rig).await?;
-        a_missing_file(rig).await
+        test(rig).await
     })
     .await
 }
 
+async fn files(rig: &Rig) -> Result<()> {
+    one_pod_with_two(rig).await?;
+    two_pods_apart(rig).await?;
+    a_missing_file(rig).await
+}
+
 #[tokio::test]
 async fn containers_get_exactly_the_files_of_their_devices_in_shared_mode() -> Result<()> {
-    all(NetnsMode::Shared).await
+    on_guest(NetnsMode::Shared, async |rig| files(rig).await).await
+}
+
+#[tokio::test]
+async fn a_container_that_waits_is_told_its_gid_index_in_shared_mode() -> Result<()> {
+    on_guest(NetnsMode::Shared, async |rig| the_gid_index_is_told(rig).await).await
 }
 
 #[tokio::test]
 async fn containers_get_exactly_the_files_of_their_devices_in_exclusive_mode() -> Result<()> {
-    all(NetnsMode::Exclusive).await
+    on_guest(NetnsMode::Exclusive, async |rig| files(rig).await).await
+}
+
+#[tokio::test]
+async fn a_container_that_waits_is_told_its_gid_index_in_exclusive_mode() -> Result<()> {
+    on_guest(NetnsMode::Exclusive, async |rig| the_gid_index_is_told(rig).await).await
 }
