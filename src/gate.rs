@@ -20,6 +20,7 @@ pub mod oci;
 pub mod pass;
 pub mod protocol;
 mod text;
+pub mod told;
 mod wait;
 mod watch;
 

@@ -275,7 +275,7 @@ const NOT_FLAGS_OF_THE_CHART: &[&str] = &[
 ];
 
 /// Flags whose default in a pod is another one.
-const OTHER_DEFAULTS: &[&str] = &["sysctl-dir", "on-overrun", "verbs"];
+const OTHER_DEFAULTS: &[&str] = &["sysctl-dir", "dev", "on-overrun", "verbs"];
 
 #[test]
 fn the_chart_knows_every_flag_and_its_default() {

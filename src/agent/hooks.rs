@@ -306,3 +306,38 @@ impl SandboxHandler for Hooks {
         self.shared.nri.send_replace(NriState { connected: up, detail: detail.to_owned() });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn limits_are_those_of_the_devices_that_the_container_uses() {
+        let device = |name: &str, rdma: &str, handles: u32| {
+            json!({
+                "request": "nic", "pool": "node-a", "device": name, "hardware": {"pci": {"address": "0000:8a:00.0"}}, "attributes": {},
+                "host": {
+                    "index": 7, "name": "eth1", "mtu": 9000, "flags": 4099,
+                    "addresses": [], "routes": [], "rules": [], "neighbours": [], "sysctls": {}
+                },
+                "plan": {"podLink": "eth1", "steps": []}, "phase": "prepared", "sinceUnixMs": 1,
+                "rdma": {
+                    "name": rdma, "index": 3, "port": 1, "protocol": "RoCE", "mode": "shared", "charDevices": ["uverbs"],
+                    "waitForPort": true, "limits": {"hcaHandles": handles}
+                }
+            })
+        };
+        let record: ClaimRecord = serde_json::from_value(json!({
+            "claim": {"namespace": "shop", "name": "rail", "uid": "u-1"}, "pod": {"name": "p", "uid": "pod-1"},
+            "generation": 0, "bootId": "boot-1", "devices": [device("nic-a", "mlx5_0", 2), device("nic-b", "mlx5_1", 3)]
+        }))
+        .unwrap();
+        let records = [Arc::new(record)];
+        let marks = ["DRANIC_RDMA_u-1-nic-a=mlx5_0:1".to_owned(), "DRANIC_RDMA_u-1-nic-b=mlx5_1:1".to_owned()];
+        assert_eq!(limits_of(&records, &marks), ["mlx5_0 hca_handle=2", "mlx5_1 hca_handle=3"]);
+        assert_eq!(limits_of(&records, &marks[1..]), ["mlx5_1 hca_handle=3"]);
+        assert!(limits_of(&records, &["DRANIC_CLAIM_u-1=shop/rail".to_owned()]).is_empty(), "no device of RDMA is used");
+    }
+}

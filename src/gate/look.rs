@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::check::{self, Seen, Verdict};
 use super::oci::{self, State};
-use super::{container, limits, marks};
+use super::{container, limits, marks, told};
 use crate::attach::AttachError;
 use crate::doubles;
 use crate::ledger::{ClaimRecord, RdmaRecord, peek};
@@ -34,6 +34,8 @@ pub struct Scene {
     bundle: Option<PathBuf>,
     /// UIDs of the pod's claims at the last look.
     known: BTreeSet<String>,
+    /// Generations of the container's claims then.
+    generations: Vec<(ClaimUid, u64)>,
 }
 
 impl Scene {
@@ -52,7 +54,7 @@ impl Scene {
         }
         let boot_id = doubles::boot_id().map_err(|e| format!("the boot id can't be read: {e}"))?;
         let (pid, bundle, state_dir) = (state.pid, state.bundle.clone(), state_dir.to_owned());
-        Ok(Self { netns, socket: None, boot_id, state_dir, pid, bundle, known: BTreeSet::new() })
+        Ok(Self { netns, socket: None, boot_id, state_dir, pid, bundle, known: BTreeSet::new(), generations: Vec::new() })
     }
 
     /// The container's namespace.
@@ -75,6 +77,11 @@ impl Scene {
         given.filter(leads).unwrap_or_else(|| proc_path(state))
     }
 
+    /// Waits a moment for what is told the container of what was seen at the last look.
+    pub fn wait_until_told(&self) {
+        told::wait(&self.state_dir, &self.generations);
+    }
+
     /// Compares the records of the pod with the kernel.
     ///
     /// # Errors
@@ -92,6 +99,8 @@ impl Scene {
             records.extend(record);
         }
         self.known = records.iter().map(|record| record.claim.uid.to_string()).collect();
+        let own = records.iter().filter(|record| claims.contains(&record.claim.uid));
+        self.generations = own.map(|record| (record.claim.uid.clone(), record.generation)).collect();
         let (links, addresses) = self.inside().map_err(|e| format!("the pod's links can't be listed: {e}"))?;
         let rdma = self.rdma(&records).map_err(|e| format!("the pod's RDMA devices can't be listed: {e}"))?;
         let (netns, boot_id) = (self.netns.id(), self.boot_id.as_str());

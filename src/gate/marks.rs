@@ -31,3 +31,25 @@ pub fn has_rdma(variables: &[String], claim: &ClaimUid, share: &Share) -> bool {
     let names = variables.iter().filter_map(|variable| variable.strip_prefix(RDMA)?.split_once('='));
     names.into_iter().any(|(of, _)| of == name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::DeviceName;
+
+    #[test]
+    fn a_container_has_the_mark_of_the_very_share() {
+        let uid = ClaimUid::new("u-1").unwrap();
+        let share = |id: Option<&str>| Share { device: DeviceName::new("nic-a").unwrap(), id: id.map(str::to_owned) };
+        let of: RdmaRecord = serde_json::from_value(serde_json::json!({
+            "name": "mlx5_0", "index": 3, "port": 2, "protocol": "RoCE", "mode": "shared", "charDevices": [], "waitForPort": true
+        }))
+        .unwrap();
+        let mark = rdma(&uid, &share(Some("5a1f")), &of);
+        assert_eq!(mark, "DRANIC_RDMA_u-1-nic-a-5a1f=mlx5_0:2");
+        let env = ["PATH=/bin".to_owned(), mark];
+        assert!(has_rdma(&env, &uid, &share(Some("5a1f"))));
+        assert!(!has_rdma(&env, &uid, &share(None)) && !has_rdma(&env, &uid, &share(Some("5a1"))));
+        assert!(!has_rdma(&env, &ClaimUid::new("u-2").unwrap(), &share(Some("5a1f"))));
+    }
+}

@@ -159,14 +159,19 @@ impl Guard<'_> {
         let agreed = std::mem::take(&mut self.agreed);
         self.trouble = None;
         match self.scene.look(&self.pod, &self.args.claims) {
-            Ok(Verdict::Complete) => return Ok(true),
+            Ok(Verdict::Complete) => return Ok(self.told()),
             // What the agent finds in order is not ours to refuse.
-            Ok(Verdict::Altered(_)) if agreed => return Ok(true),
+            Ok(Verdict::Altered(_)) if agreed => return Ok(self.told()),
             Ok(Verdict::Altered(lack) | Verdict::Lacking(lack)) => self.lack = Some(lack),
             Ok(Verdict::Refused(why)) => return Err(self.subject.refused(&why)),
             Err(why) => self.trouble = Some(why),
         }
         Ok(false)
+    }
+
+    fn told(&self) -> bool {
+        self.scene.wait_until_told();
+        true
     }
 
     fn request(&self) -> Request {

@@ -19,7 +19,7 @@ pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_dranic");
 pub(crate) const DRIVER: &str = "dranic.dev";
 
 /// Each test is over by then, whatever hangs. A test takes some seconds on a quiet machine.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(240);
 /// How long the agent may take for what it does in the background.
 const SOON: Duration = Duration::from_secs(20);
 

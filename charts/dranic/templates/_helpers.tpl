@@ -89,6 +89,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
     (list "netns-dir" $agent.netnsDir)
     (list "sysctl-dir" "/host/proc/sys/net")
     (list "bpffs" $agent.bpffs)
+    (list "dev" "/host/dev")
     (list "http-address" (include "dranic.httpAddress" .))
     (list "log-format" $agent.logFormat)
     (list "log-level" $agent.logLevel)

@@ -49,6 +49,18 @@ fn mtu(bytes: u32) -> Value {
 }
 
 #[test]
+fn what_the_pod_calls_a_claim_of_a_template_is_known_where_it_is_a_name() {
+    let named = |name: &str| {
+        let mut claim = claim(json!([result("a", "nic-0")]), json!(null));
+        claim["metadata"]["annotations"] = json!({"resource.kubernetes.io/pod-claim-name": name});
+        run(&claim).unwrap().pod_claim_name
+    };
+    assert_eq!(named("rails").as_deref(), Some("rails"));
+    assert_eq!(named("../rails"), None);
+    assert_eq!(run(&claim(json!([result("a", "nic-0")]), json!(null))).unwrap().pod_claim_name, None);
+}
+
+#[test]
 fn the_devices_of_this_driver_come_in_order() {
     let other = json!({"driver": "gpu.example.com", "pool": "p", "device": "gpu-0", "request": "gpu"});
     let mut shared = result("b/fast", "nic-1");

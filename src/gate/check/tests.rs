@@ -138,3 +138,64 @@ fn records_of_before_a_reboot_and_claims_of_others_are_refused() {
     let why = admit(&uid, None, &pod).unwrap_err();
     assert!(why.contains("UID a") && why.contains("not prepared"), "{why}");
 }
+
+const RDMA: u32 = 3;
+
+/// As [`device`] 1, with an RDMA device; with `more` in that.
+fn with_rdma(mode: &str, more: &Value) -> Value {
+    let mut rdma = json!({
+        "name": "mlx5_0", "index": RDMA, "nodeGuid": "0c42:a103:0065:5f96", "port": 1, "protocol": "RoCE", "mode": mode,
+        "charDevices": ["uverbs"], "waitForPort": true, "usable": {"gids": [], "opened": false, "atUnixMs": 1}
+    });
+    for (key, value) in more.as_object().unwrap() {
+        rdma[key] = value.clone();
+    }
+    device(1, &json!({"rdma": rdma}))
+}
+
+fn seen(index: u32, guid: &str) -> Vec<rdma::Device> {
+    vec![rdma::Device { index, name: "rdma9".to_owned(), node_guid: guid.parse().ok(), ..rdma::Device::default() }]
+}
+
+fn rdma_verdict(device: Value, links: u32, rdma: &[rdma::Device]) -> Verdict {
+    let (links, addresses) = inside(links);
+    let seen = Seen { netns: HERE, boot_id: BOOT, links: &links, addresses: &addresses, rdma };
+    check(&[record("a", vec![device])], &seen)
+}
+
+#[test]
+fn a_moved_rdma_device_must_be_in_the_pod_by_index_or_guid() {
+    const GUID: &str = "0c42:a103:0065:5f96";
+    let exclusive = || with_rdma("exclusive", &json!({}));
+    assert_eq!(rdma_verdict(exclusive(), 1, &seen(RDMA, GUID)), Verdict::Complete);
+    assert_eq!(rdma_verdict(exclusive(), 1, &seen(77, GUID)), Verdict::Complete, "its driver was bound anew");
+    for others in [vec![], seen(RDMA, "0c42:a103:0065:5f97"), seen(77, "0c42:a103:0065:5f97"), seen(RDMA, "")] {
+        let Verdict::Lacking(lack) = rdma_verdict(exclusive(), 1, &others) else { panic!("{others:?}") };
+        assert!(lack.what.contains("RDMA device mlx5_0 is not in the pod"), "{}", lack.what);
+    }
+    let without_guid = with_rdma("exclusive", &json!({"nodeGuid": null}));
+    assert_eq!(rdma_verdict(without_guid, 1, &seen(RDMA, "")), Verdict::Complete);
+    assert_eq!(rdma_verdict(with_rdma("shared", &json!({})), 1, &[]), Verdict::Complete, "in shared mode nothing moves");
+}
+
+#[test]
+fn what_is_not_usable_yet_is_waited_for_where_that_is_wanted() {
+    let unusable = |wait: bool| {
+        let more = json!({"usable": null, "problem": "10.0.1.1 has no GID", "waitForPort": wait});
+        rdma_verdict(with_rdma("shared", &more), 1, &[])
+    };
+    let Verdict::Lacking(lack) = unusable(true) else { panic!() };
+    assert!(lack.what.contains("can't be used yet: 10.0.1.1 has no GID"), "{}", lack.what);
+    assert_eq!(unusable(false), Verdict::Complete);
+}
+
+#[test]
+fn a_device_without_a_link_has_none_to_be_looked_for() {
+    let mut linkless = with_rdma("shared", &json!({}));
+    linkless["host"]["index"] = json!(0);
+    assert_eq!(rdma_verdict(linkless.clone(), 0, &[]), Verdict::Complete);
+    linkless["rdma"]["usable"] = json!(null);
+    assert!(matches!(rdma_verdict(linkless.clone(), 0, &[]), Verdict::Lacking(_)));
+    linkless["phase"] = json!("prepared");
+    assert!(matches!(rdma_verdict(linkless, 0, &[]), Verdict::Lacking(_)));
+}
