@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # e2e/vm/e2e.sh [NAME...]: build the tests that need a kernel and NICs of their own, and run them in the virtual machine. `tests` lists
-# them; NAME... runs only these of them. The last line is "N passed, N failed, N skipped".
-#   VM_ARGS="--nics 8"   options of run.sh
-# What was printed is also in target/e2e-vm, with the guest's kernel log.
+# them, each with what its guest must have; NAME... runs only these of them. The last line is "N passed, N failed, N skipped".
+#   VM_ARGS="--nics 8"   options of run.sh, instead of those in `tests`
+# What was printed is also in target/e2e-vm, with each guest's kernel log.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
 export PATH=$PATH:${HOME:-}/.cargo/bin
 . hack/sum.sh
 read -r -a vm_args <<<"${VM_ARGS:-}"
-limit=900 # seconds for all tests; they take 2 to 4 minutes
+limit=900 # seconds for all tests of one guest; they take 2 to 4 minutes
 
 mapfile -t lines < <(sed 's/ *#.*//; /^$/d' "$here/tests")
 if [ $# -gt 0 ]; then
@@ -45,12 +45,9 @@ for line in sys.stdin:
         print(message["target"]["name"], message["executable"])'
 }
 
-OUT=$(hack/target.sh)/e2e-vm
-export OUT
-rm -rf "$OUT"
-mkdir -p "$OUT"
-# What the guest has to run: the program, its arguments.
-: >"$OUT/commands"
+out=$(hack/target.sh)/e2e-vm
+rm -rf "$out"
+mkdir -p "$out"
 names=()
 for line in "${lines[@]}"; do [ "${line%% *}" = smoke ] || names+=("${line%% *}"); done
 declare -A path
@@ -58,23 +55,60 @@ if [ ${#names[@]} -gt 0 ]; then
   mapfile -t built < <(programs "${names[@]}")
   for line in "${built[@]}"; do path[${line%% *}]=${line#* }; done
 fi
+
+# One guest for each mode of RDMA, since only a boot can change it: with as many NICs, NUMA nodes and MiB as its most demanding line wants.
+declare -A most
+want() { # want MODE OPTION NUMBER
+  [[ $3 =~ ^[0-9]+$ ]] || { echo "e2e-vm: $2 of e2e/vm/tests wants a number, not ${3:-nothing}" >&2; exit 64; }
+  [ "$3" -le "${most[$1 $2]:-0}" ] || most[$1 $2]=$3
+}
 for line in "${lines[@]}"; do
+  mode=shared words=()
+  if [[ $line =~ ^([^ ]+)\ *\[([^]]*)\](.*)$ ]]; then
+    line=${BASH_REMATCH[1]}${BASH_REMATCH[3]}
+    read -r -a words <<<"${BASH_REMATCH[2]}"
+    [[ " ${words[*]} " != *' exclusive '* ]] || mode=exclusive
+  fi
+  for ((i = 0; i < ${#words[@]}; i++)); do
+    case ${words[i]} in
+      exclusive) ;;
+      --nics | --pxb | --mem) want $mode "${words[i]}" "${words[++i]:-}" ;;
+      *) echo "e2e-vm: e2e/vm/tests: ${words[i]} is none of exclusive, --nics, --pxb, --mem" >&2; exit 64 ;;
+    esac
+  done
   read -r name filters <<<"$line"
+  mkdir -p "$out/$mode"
+  # What the guest has to run: the program, its arguments.
   if [ "$name" = smoke ]; then
     echo "$here/smoke.sh"
   else
     [ -n "${path[$name]:-}" ] || { echo "e2e-vm: no test binary $name was built" >&2; exit 1; }
     echo "${path[$name]} $filters"
-  fi
-done >"$OUT/commands"
+  fi >>"$out/$mode/commands"
+done
 
-code=0
+guest() { # guest MODE: boots it and runs its commands
+  local mode=$1 option args=() code=0
+  for option in --nics --pxb --mem; do
+    [ -z "${most[$mode $option]:-}" ] || args+=("$option" "${most[$mode $option]}")
+  done
+  echo "=== guest with RDMA devices $mode: run.sh ${args[*]} ${vm_args[*]}"
+  OUT=$out/$mode "$here/run.sh" "$cache" --timeout $limit "${args[@]}" "${vm_args[@]}" -- \
+    "$here/in-guest.sh" "$mode" "$out/$mode/commands" 2>&1 || code=$?
+  # What has not ended has not passed.
+  [ $code -lt 124 ] || echo "test result: FAILED. 0 passed; 1 failed; 0 ignored; the guest ended with $code"
+  return $code
+}
+
 {
   # One guest at a time: it takes both cores of a small machine.
   flock 9
-  "$here/run.sh" "$cache" --timeout $limit "${vm_args[@]}" -- "$here/in-guest.sh" "$OUT/commands" 2>&1 9>&- || code=$?
-  # What has not ended has not passed.
-  [ $code -lt 124 ] || echo "test result: FAILED. 0 passed; 1 failed; 0 ignored; the guest ended with $code"
-  echo $code >"$OUT/code"
-} 9>"$cache/guest.lock" | tee "$OUT/output.txt" | sum_up
-exit "$(cat "$OUT/code")"
+  worst=0
+  for mode in shared exclusive; do
+    code=0
+    [ ! -d "$out/$mode" ] || guest $mode 9>&- || code=$?
+    [ $code -le $worst ] || worst=$code
+  done
+  echo $worst >"$out/code"
+} 9>"$cache/guest.lock" | tee "$out/output.txt" | sum_up
+exit "$(cat "$out/code")"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# e2e/vm/run.sh DIR [--nics N] [--pxb P] [--nic igb|virtio-net-pci] [--timeout S] -- COMMAND...
+# e2e/vm/run.sh DIR [--nics N] [--pxb P] [--nic igb|virtio-net-pci] [--mem MIB] [--timeout S] -- COMMAND...
 # Run COMMAND as root in a virtual machine that sees this machine's files; stream its output; exit with its exit code.
-# DIR: made by prep.sh. From the environment: OUT (folder that COMMAND can write to), MEM (MiB), CPUS.
+# DIR: made by prep.sh. From the environment: OUT (folder that COMMAND can write to), MEM (as --mem), CPUS.
 set -euo pipefail
 
 usage() { sed -n '2,4s/^# //p' "$0" >&2; exit 64; }
@@ -16,6 +16,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
     --nics) nics=$2 ;;
     --pxb) pxb=$2 ;;
     --nic) nic=$2 ;;
+    --mem) mem=$2 ;;
     --timeout) limit=$2 ;;
     *) usage ;;
   esac
