@@ -17,7 +17,7 @@ use crate::netdev::monitor::{Group, Monitor};
 /// Between the first looks; then ever longer pauses. Ports and GIDs of RoCE follow events of the link, those of others have none here.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// Between looks at one that can be used, where nothing is heard of its link.
-const RECHECK: Duration = Duration::from_secs(60);
+const RECHECK: Duration = Duration::from_secs(15);
 /// What happens to a link comes in several events: they are looked at together. Longer where nobody waits: a pod can make as many
 /// events as it likes.
 const QUIET: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));

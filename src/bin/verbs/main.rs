@@ -7,6 +7,7 @@ mod device;
 use std::process::ExitCode;
 
 use dranic::rdma::opened::{Answer, Opened};
+use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
@@ -58,5 +59,9 @@ fn own_sysfs() -> nix::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)?;
     let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(Some("sysfs"), "/sys", Some("sysfs"), flags, None::<&str>)
+    match mount(Some("sysfs"), "/sys", Some("sysfs"), flags, None::<&str>) {
+        // The one that is there is this namespace's already: the kernel mounts no file system onto itself.
+        Err(Errno::EBUSY) => Ok(()),
+        result => result,
+    }
 }
