@@ -1,11 +1,12 @@
 //! Attach: all devices of a pod into its sandbox, all or nothing.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::configure::{self, StepFailure};
 use super::jobs::{self, Job};
+use super::turns::Moving;
 use super::{Engine, KernelError, Observed, Pace, PodGuard, Released, locate, look_deadline};
 use crate::crash;
 use crate::ledger::{ClaimRecord, DeviceRecord, Phase, Share};
@@ -193,6 +194,7 @@ pub(super) struct Target<'a> {
     pub(super) deadline: Instant,
     held_until: Instant,
     guard: &'a PodGuard<'a>,
+    moving: Mutex<Option<Moving<'a>>>,
 }
 
 impl Engine {
@@ -254,7 +256,8 @@ impl Engine {
         if netns.id() == self.host.id() {
             return Err(AttachError::HostNetwork);
         }
-        let target = Target { sandbox, path, netns: &netns, deadline, held_until, guard };
+        let moving = Mutex::new(Some(self.turns.moving()));
+        let target = Target { sandbox, path, netns: &netns, deadline, held_until, guard, moving };
         let mut inside = RouteSocket::open_in(&netns).map_err(|e| kernel("opening a netlink socket in the pod", e))?;
         times.open = clock.lap();
         let mut links = list(&mut inside)?;
@@ -367,6 +370,11 @@ impl Target<'_> {
     /// How much of a hurry there is, now.
     pub(super) fn pace(&self) -> Pace {
         if Instant::now() < self.held_until { Pace::Held } else { Pace::Background }
+    }
+
+    /// Everything has been moved: others may set links up now.
+    pub(super) fn has_moved(&self) {
+        self.moving.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// What is left of the runtime's time, where everything has to be done in it.
