@@ -8,7 +8,9 @@ pub mod peek;
 pub mod record;
 mod store;
 
-pub use record::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, DhcpRecord, Missed, Phase, PodRef, Share, StepTime};
+pub use record::{
+    Attachment, ClaimRecord, ClaimRef, DeviceRecord, DhcpRecord, Missed, Phase, PodRef, RdmaRecord, RdmaUsable, Share, StepTime,
+};
 pub use store::{Durability, Ledger, LedgerError, Quarantined};
 
 #[cfg(test)]

@@ -114,14 +114,14 @@ impl Attacher {
         let start = Instant::now();
         let result = self.engine.attach_as(&Attach { pod, sandbox, path, netns: netns.clone(), deadline, held_until });
         match &result {
-            Ok(times) if times.moves.is_empty() => {}
+            Ok(times) if times.devices == 0 => {}
             Ok(times) => {
                 self.metrics.observe_attach(times.total, true);
                 self.metrics.observe_forecast(times.forecast, times.total);
                 log_attached(pod, sandbox, times);
                 if !self.announced().contains(sandbox) {
-                    tracing::warn!(%pod, %sandbox, devices = times.moves.len(), "attached late: its sandbox was missed");
-                    self.reports.attached_late(&self.engine, pod, times.moves.len());
+                    tracing::warn!(%pod, %sandbox, devices = times.devices, "attached late: its sandbox was missed");
+                    self.reports.attached_late(&self.engine, pod, times.devices);
                 }
             }
             Err(error) => {
@@ -157,7 +157,7 @@ fn log_attached(pod: &PodUid, sandbox: &SandboxId, times: &AttachTimes) {
     tracing::info!(
         %pod,
         %sandbox,
-        devices = times.moves.len(),
+        devices = times.devices,
         forecast_ms = times.forecast.map(|forecast| us(forecast) / 1000),
         total_us = us(times.total),
         open_us = us(times.open),
@@ -165,6 +165,8 @@ fn log_attached(pod: &PodUid, sandbox: &SandboxId, times: &AttachTimes) {
         intent_us = us(times.intent),
         moves_us = us(times.moves.iter().map(|(_, time)| *time).sum()),
         configure_us = us(times.configure),
+        rdma_us = us(times.rdma.iter().map(|(_, time)| *time).sum()),
+        rdma_rest_us = us(times.rdma_rest),
         verify_us = us(times.verify),
         record_us = us(times.record),
         "attached"

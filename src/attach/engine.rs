@@ -10,10 +10,14 @@ mod jobs;
 mod kept;
 mod lease;
 pub(crate) mod locate;
+mod lost;
 mod note;
 mod observe;
 mod pods;
 mod prepare;
+mod rdma;
+mod rdma_home;
+mod rdma_in;
 mod recover;
 mod release;
 mod reserve;
@@ -22,6 +26,7 @@ mod returned;
 mod settings;
 mod taken;
 mod tend;
+mod there;
 mod turns;
 mod vf;
 mod vrf;
@@ -41,6 +46,7 @@ use crate::netns::{Netns, NetnsError};
 use turns::Pace;
 
 pub use attach::{Attach, AttachError, AttachTimes};
+pub use lost::Lost;
 pub use observe::{Look, Observation, Observed, Observer, Seen};
 pub use pods::PodGuard;
 pub use prepare::{PrepareError, PrepareReason};
@@ -82,6 +88,10 @@ pub struct Engine {
     dhcp_timeout: Duration,
     /// Held while a virtual function is looked at and set.
     vfs: Mutex<()>,
+    /// Held from reading RDMA devices to recording who has them.
+    rdma_plans: Mutex<()>,
+    /// RDMA devices of one card move one after the other.
+    cards: rdma_in::Cards,
     /// Where virtual functions are told from others.
     sysfs: Sysfs,
     observer: observe::ObserverBox,
@@ -119,6 +129,8 @@ impl Engine {
             ended: ended::Ended::default(),
             dhcp_timeout: lease::DHCP_TIMEOUT,
             vfs: Mutex::default(),
+            rdma_plans: Mutex::default(),
+            cards: rdma_in::Cards::default(),
             sysfs: Sysfs::new("/sys"),
             observer: observe::ObserverBox::default(),
             kept: kept::Kept::default(),

@@ -6,6 +6,7 @@ pub(crate) mod dhcp;
 mod ethtool;
 mod left_out;
 mod neighbours;
+pub(crate) mod rdma;
 mod reach;
 mod routes;
 mod rules;

@@ -117,6 +117,35 @@ pub struct HostState {
 }
 
 impl HostState {
+    /// Of a device that is no link and has none (its index is 0), and is called `name`.
+    #[must_use]
+    pub fn without_link(name: &str) -> Self {
+        Self {
+            index: 0,
+            name: name.to_owned(),
+            alt_names: Vec::new(),
+            alias: None,
+            mtu: 0,
+            min_mtu: None,
+            max_mtu: None,
+            address: None,
+            flags: 0,
+            tx_queue_len: None,
+            group: 0,
+            sizes: PacketSizes::default(),
+            tso_max_size: None,
+            master: None,
+            addresses: Vec::new(),
+            routes: Vec::new(),
+            rules: Vec::new(),
+            neighbours: Vec::new(),
+            sysctls: BTreeMap::new(),
+            qdiscs: Vec::new(),
+            ethtool: Ethtool::default(),
+            programs: Programs::default(),
+        }
+    }
+
     /// The link itself only: without addresses, routes, rules, neighbours, sysctls, queueing (and filters) and master.
     #[must_use]
     pub fn of_link_only(&self) -> Self {

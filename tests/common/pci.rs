@@ -86,9 +86,19 @@ impl Guest {
     }
 
     pub(crate) fn engine(&self) -> Engine {
+        self.engine_with(Arc::new(Whole))
+    }
+
+    /// With another look at the machine.
+    pub(crate) fn engine_with(&self, source: Arc<dyn DeviceSource>) -> Engine {
         let (ledger, bad) = Ledger::open(&self.state).unwrap();
         assert_eq!(bad, vec![]);
-        Engine::new(Arc::new(ledger), self.host.try_clone().unwrap(), "boot-1".to_owned(), Arc::new(Whole))
+        Engine::new(Arc::new(ledger), self.host.try_clone().unwrap(), "boot-1".to_owned(), source)
+    }
+
+    /// Where engines keep their ledger.
+    pub(crate) fn state_dir(&self) -> &Path {
+        &self.state
     }
 
     pub(crate) fn pod(&self, name: &str) -> PodNetns {

@@ -1,17 +1,20 @@
 //! Attach: all devices of a pod into its sandbox, all or nothing.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::configure::{self, StepFailure};
 use super::jobs::{self, Job};
+use super::rdma_in::Lanes;
+use super::there::There;
 use super::turns::Moving;
-use super::{Engine, KernelError, Observed, Pace, PodGuard, Released, locate, look_deadline};
+use super::{Engine, KernelError, Observed, Pace, PodGuard, Released, look_deadline};
 use crate::crash;
 use crate::ledger::{ClaimRecord, DeviceRecord, Phase, Share};
 use crate::names::{DeviceName, PodUid, SandboxId};
-use crate::netdev::{Link, link, moves};
+use crate::netdev::moves;
 use crate::netlink::RouteSocket;
 use crate::netns::Netns;
 
@@ -149,8 +152,12 @@ pub struct Attach<'a> {
 /// How long an attach took.
 #[derive(Debug, Clone, Default)]
 pub struct AttachTimes {
+    /// How many devices were not in place.
+    pub devices: usize,
     /// Device and the time of its move, or of making a link on top of it.
     pub moves: Vec<(Share, Duration)>,
+    /// Device and the time of its RDMA device's move. They go beside everything else, up to `verify`.
+    pub rdma: Vec<(Share, Duration)>,
     /// Opening the namespace and the sockets.
     pub open: Duration,
     /// Looking at what is in the pod, and checking the moves against it.
@@ -159,6 +166,8 @@ pub struct AttachTimes {
     pub intent: Duration,
     /// Everything inside the pod, for all devices.
     pub configure: Duration,
+    /// Waiting for moves of RDMA devices after that.
+    pub rdma_rest: Duration,
     /// Looking at the result.
     pub verify: Duration,
     /// Recording it.
@@ -230,7 +239,7 @@ impl Engine {
         let outcome = self.attach_locked(&guard, attach, &mut times);
         self.learn(pod, &times, outcome.is_ok());
         match outcome {
-            Ok(()) if times.moves.is_empty() => {}
+            Ok(()) if times.devices == 0 => {}
             Ok(()) => self.observe_pod(pod, &Observed::Attached),
             Err(error) => {
                 self.note_error(pod, &error.to_string());
@@ -260,27 +269,32 @@ impl Engine {
         let target = Target { sandbox, path, netns: &netns, deadline, held_until, guard, moving };
         let mut inside = RouteSocket::open_in(&netns).map_err(|e| kernel("opening a netlink socket in the pod", e))?;
         times.open = clock.lap();
-        let mut links = list(&mut inside)?;
-        if records.iter().flat_map(|r| &r.devices).all(|d| target.holds(d, &links)) {
+        let devices = || records.iter().flat_map(|r| &r.devices);
+        let look = |inside: &mut RouteSocket| There::look_by(inside, &netns, devices());
+        let looking = |e| kernel("listing the pod's links and RDMA devices", e);
+        let mut there = look(&mut inside).map_err(looking)?;
+        if devices().all(|d| target.holds(d, &there)) {
             self.pin(sandbox, &netns);
             return Ok(());
         }
-        if self.bring_home_strays(&records, &target, &links)? {
-            links = list(&mut inside)?;
+        if self.bring_home_strays(&records, &target, &there)? {
+            there = look(&mut inside).map_err(looking)?;
         }
         self.pin(sandbox, &netns);
         crash::point("attach: pinned");
         let mut host = RouteSocket::open_in(&self.host).map_err(|e| kernel("opening a netlink socket on the host", e))?;
-        let mut jobs = jobs::jobs(&self.ledger.by_pod(pod), &target, &links, &mut host)?;
+        let mut jobs = jobs::jobs(&self.ledger.by_pod(pod), &target, &there, &mut host)?;
         jobs.iter().try_for_each(Job::check_lease)?;
+        self.find_rdma(&mut jobs, &there)?;
+        times.devices = jobs.len();
         times.look = clock.lap();
         times.forecast = self.foretell(&jobs, &target)?;
         self.carry_out(&target, &mut jobs, &mut host, &mut inside, times).inspect_err(|_| self.roll_back(pod, &jobs))
     }
 
     /// Takes back what is recorded as in a sandbox, or on its way, and is not in place in this one. Gives whether there was any.
-    fn bring_home_strays(&self, records: &[Arc<ClaimRecord>], target: &Target<'_>, links: &[Link]) -> Result<bool, AttachError> {
-        let is_stray = |device: &DeviceRecord| device.attachment.is_some() && !target.holds(device, links);
+    fn bring_home_strays(&self, records: &[Arc<ClaimRecord>], target: &Target<'_>, there: &There) -> Result<bool, AttachError> {
+        let is_stray = |device: &DeviceRecord| device.attachment.is_some() && !target.holds(device, there);
         let mut any = false;
         for record in records {
             for outcome in self.release_locked(std::slice::from_ref(record), target.pace(), is_stray) {
@@ -308,17 +322,55 @@ impl Engine {
         let mut clock = Clock::default();
         self.write_intent(jobs, target).map_err(ledger_error)?;
         times.intent = clock.lap();
-        self.move_all(target, host, jobs, times)?;
-        self.create_all(target, host, jobs, times)?;
+        self.carry_in(target, host, inside, jobs, times)?;
         clock.lap();
-        let waited = configure::run(target, &self.turns, inside, jobs)?;
-        crash::point("attach: configured");
-        times.configure = clock.lap().saturating_sub(waited);
+        self.verify_rdma(target, jobs)?;
         jobs::verify(inside, jobs)?;
         crash::point("attach: verified");
         times.verify = clock.lap();
         self.write_attached(jobs, times).map_err(ledger_error)?;
         times.record = clock.lap();
+        Ok(())
+    }
+
+    /// Links and what they get, and beside that, each after its link, RDMA devices. All of it has ended when this returns.
+    fn carry_in(
+        &self,
+        target: &Target<'_>,
+        host: &mut RouteSocket,
+        inside: &mut RouteSocket,
+        jobs: &mut [Job],
+        times: &mut AttachTimes,
+    ) -> Result<(), AttachError> {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let lanes = self.open_lanes(scope, target, &stop, jobs)?;
+            let carried = self.carry_links(target, (host, inside), jobs, times, &lanes);
+            stop.store(carried.is_err(), Ordering::Relaxed);
+            let mut clock = Clock::default();
+            let rdma = lanes.finish(jobs, times);
+            times.rdma_rest = clock.lap();
+            carried.and(rdma)
+        })
+    }
+
+    fn carry_links(
+        &self,
+        target: &Target<'_>,
+        (host, inside): (&mut RouteSocket, &mut RouteSocket),
+        jobs: &mut [Job],
+        times: &mut AttachTimes,
+        lanes: &Lanes<'_>,
+    ) -> Result<(), AttachError> {
+        for position in (0..jobs.len()).filter(|position| !jobs[*position].device().has_link()) {
+            self.order_rdma(lanes, jobs, position);
+        }
+        self.move_all(target, host, jobs, times, lanes)?;
+        self.create_all(target, host, jobs, times)?;
+        let mut clock = Clock::default();
+        let waited = configure::run(target, &self.turns, inside, jobs)?;
+        crash::point("attach: configured");
+        times.configure = clock.lap().saturating_sub(waited);
         Ok(())
     }
 
@@ -330,9 +382,11 @@ impl Engine {
         host: &mut RouteSocket,
         jobs: &mut [Job],
         times: &mut AttachTimes,
+        lanes: &Lanes<'_>,
     ) -> Result<(), AttachError> {
         let all = jobs.len();
-        for position in (0..all).filter(|position| jobs[*position].device().child().is_none()).collect::<Vec<_>>() {
+        let moves = |job: &Job| job.device().has_link() && job.device().child().is_none();
+        for position in (0..all).filter(|position| moves(&jobs[*position])).collect::<Vec<_>>() {
             let turn = self.turns.take(target.pace(), target.deadline);
             if let Some(why) = target.why_stop() {
                 return Err(AttachError::Stopped { done: jobs.iter().filter(|j| j.inside).count(), all, why });
@@ -344,7 +398,10 @@ impl Engine {
             times.moves.push((job.device().share(), start.elapsed()));
             drop(turn);
             match result {
-                Some(Ok(())) => job.inside = true,
+                Some(Ok(())) => {
+                    job.inside = true;
+                    self.order_rdma(lanes, jobs, position);
+                }
                 Some(Err(e)) if e.errno() == Some(nix::libc::ENODEV) => return Err(job.gone()),
                 // The link may be inside all the same, under its old name: the roll-back looks.
                 other => {
@@ -359,12 +416,13 @@ impl Engine {
 }
 
 impl Target<'_> {
-    /// Whether the device is attached in this sandbox by the ledger, and by the kernel among `links`, those in its namespace.
-    pub(super) fn holds(&self, device: &DeviceRecord, links: &[Link]) -> bool {
+    /// Whether the device is attached in this sandbox by the ledger, and by the kernel, among what is `there`.
+    pub(super) fn holds(&self, device: &DeviceRecord, there: &There) -> bool {
         device.phase == Phase::Attached
-            && device.attachment.as_ref().is_some_and(|a| {
-                a.sandbox == *self.sandbox && a.netns == self.netns.id() && locate::in_pod(device, a.index, links).is_some()
-            })
+            && device
+                .attachment
+                .as_ref()
+                .is_some_and(|a| a.sandbox == *self.sandbox && a.netns == self.netns.id() && there.holds(device, a.index))
     }
 
     /// How much of a hurry there is, now.
@@ -397,10 +455,6 @@ impl Target<'_> {
 
 fn device_count(records: &[Arc<ClaimRecord>]) -> usize {
     records.iter().map(|record| record.devices.len()).sum()
-}
-
-fn list(inside: &mut RouteSocket) -> Result<Vec<Link>, AttachError> {
-    link::list(inside, look_deadline()).map_err(|e| kernel("listing the pod's links", e))
 }
 
 pub(super) fn step_error(jobs: &[Job], failure: StepFailure) -> AttachError {

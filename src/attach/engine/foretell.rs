@@ -15,7 +15,7 @@ impl Engine {
     #[must_use]
     pub fn forecast(&self, pod: &PodUid) -> Option<Duration> {
         let records = self.ledger.by_pod(pod);
-        let lacking = records.iter().flat_map(|r| &r.devices).filter(|d| d.phase != Phase::Attached);
+        let lacking = records.iter().flat_map(|r| &r.devices).filter(|d| d.phase != Phase::Attached && d.has_link());
         let kinds: Vec<Kind> = lacking.map(kind).collect();
         self.forecasts().predict(&kinds)
     }
@@ -25,7 +25,7 @@ impl Engine {
     /// # Errors
     /// When everything has to be done while the runtime waits, and it is longer than that.
     pub(super) fn foretell(&self, jobs: &[Job], target: &Target<'_>) -> Result<Option<Duration>, AttachError> {
-        let kinds: Vec<Kind> = jobs.iter().map(|job| kind(job.device())).collect();
+        let kinds: Vec<Kind> = jobs.iter().map(Job::device).filter(|d| d.has_link()).map(kind).collect();
         let mut forecasts = self.forecasts();
         let forecast = forecasts.predict(&kinds);
         match (forecast, target.budget()) {

@@ -1,9 +1,11 @@
-//! Moving links from a sandbox back to the host, or finding that they are there already.
+//! Moving devices from a sandbox back to the host, RDMA devices before their links, or finding that they are there already.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use super::rdma_home::Back;
+use super::there::There;
 use super::{Engine, KernelError, Pace, Released, kept, locate, look_deadline, vrf};
 use crate::attach::Step;
 use crate::attach::plan::Undo;
@@ -17,8 +19,17 @@ use crate::netns::Netns;
 /// the two who came first is done first.
 const BACK: Duration = Duration::from_secs(60);
 
+/// The kernel returns the hardware of a namespace that ended some time later, when it cleans up: it is waited for so long.
+pub(super) const COMES_BACK: Duration = Duration::from_secs(3);
+/// How often it is looked for.
+pub(super) const POLL: Duration = Duration::from_millis(50);
+/// Why hardware whose link is somewhere is on neither side.
+const OUT_OF_SIGHT: &str = "it is neither on the host nor in a network namespace that can be found: a process, an open file or a mount \
+     of somebody keeps the pod's namespace alive (lsns -t net); the kernel returns it when that ends";
+
 impl Engine {
     pub(super) fn move_back(&self, netns: &Netns, devices: &[&DeviceRecord], stay: &[Leftover], pace: Pace) -> Vec<Released> {
+        let rdma = self.rdma_back(netns, devices);
         match self.both_sides(netns) {
             Ok((mut pod, inside, outside)) => {
                 drop_programs(netns, devices, &inside);
@@ -26,8 +37,13 @@ impl Engine {
                 crash::point("release: rules deleted");
                 let mut home = Home::new(&outside);
                 let urgency = (pace, Instant::now() + BACK);
-                let outcomes =
-                    devices.iter().map(|device| self.move_one_back(&mut pod, device, &inside, &mut home, urgency)).collect();
+                let back = |device: &&DeviceRecord| match rdma.get(&device.share()) {
+                    // Never the link alone.
+                    Some(Back::Stuck(why)) => Released::Stuck(device.share(), format!("its RDMA device: {why}")),
+                    back if !device.has_link() => without_link(device, back),
+                    _ => self.move_one_back(&mut pod, device, &inside, &mut home, urgency),
+                };
+                let outcomes = devices.iter().map(back).collect();
                 vrf::delete_empty(&mut pod, devices);
                 crash::point("release: VRFs deleted");
                 outcomes
@@ -36,10 +52,10 @@ impl Engine {
         }
     }
 
-    fn both_sides(&self, netns: &Netns) -> Result<(RouteSocket, Vec<Link>, Vec<Link>), KernelError> {
+    fn both_sides(&self, netns: &Netns) -> Result<(RouteSocket, Vec<Link>, There), KernelError> {
         let mut pod = RouteSocket::open_in(netns)?;
         let inside = link::list(&mut pod, look_deadline())?;
-        let outside = link::list(&mut self.host_socket()?, look_deadline())?;
+        let outside = There::look(&self.host, [])?;
         Ok((pod, inside, outside))
     }
 
@@ -53,7 +69,7 @@ impl Engine {
     ) -> Released {
         let index = device.attachment.as_ref().map_or(0, |a| a.index);
         let Some(found) = locate::in_pod(device, index, inside) else {
-            return self.at_home_or_gone(device, home.links);
+            return self.at_home_or_gone(device, home.there);
         };
         if device.child().is_some() {
             return delete(pod, device, found.index);
@@ -89,21 +105,42 @@ impl Engine {
         }
     }
 
+    /// Devices whose namespace is gone. The kernel returns hardware some time later, when it cleans up.
     pub(super) fn look_at_home(&self, devices: &[&DeviceRecord]) -> Vec<Released> {
-        let links = self.host_socket().and_then(|mut s| Ok(link::list(&mut s, look_deadline())?));
-        match links {
-            Ok(links) => devices.iter().map(|device| self.at_home_or_gone(device, &links)).collect(),
-            Err(error) => devices.iter().map(|d| Released::Stuck(d.share(), error.to_string())).collect(),
+        let give_up = Instant::now() + COMES_BACK;
+        loop {
+            let there = match There::look(&self.host, devices.iter().copied()) {
+                Ok(there) => there,
+                Err(error) => return devices.iter().map(|d| Released::Stuck(d.share(), error.to_string())).collect(),
+            };
+            let outcomes: Vec<_> = devices.iter().map(|device| self.at_home_or_gone(device, &there)).collect();
+            if Instant::now() >= give_up || !outcomes.iter().any(|outcome| matches!(outcome, Released::Stuck(..))) {
+                return outcomes;
+            }
+            std::thread::sleep(POLL);
         }
     }
 
-    fn at_home_or_gone(&self, device: &DeviceRecord, links: &[Link]) -> Released {
-        match locate::find(device, device.host.index, links) {
+    fn at_home_or_gone(&self, device: &DeviceRecord, there: &There) -> Released {
+        match there.is_home_of(device) {
             // What was made on top of it is not there any more, and that is all there is to give back.
             _ if device.child().is_some() => Released::Deleted(device.share()),
-            Some(_) => Released::AtHome(device.share()),
-            None => Released::Gone(device.share()),
+            _ if !device.has_link() && device.moving_rdma().is_none() => Released::Stayed(device.share()),
+            true => Released::AtHome(device.share()),
+            false if self.has_interface(device) => Released::Stuck(device.share(), OUT_OF_SIGHT.to_owned()),
+            false => Released::Gone(device.share()),
         }
+    }
+}
+
+/// A device without a link; its RDMA device went `back`, if it moved at all.
+fn without_link(device: &DeviceRecord, back: Option<&Back>) -> Released {
+    match back {
+        None => Released::Stayed(device.share()),
+        Some(Back::Moved) => Released::Moved(device.share()),
+        Some(Back::AtHome) => Released::AtHome(device.share()),
+        Some(Back::Gone) => Released::Gone(device.share()),
+        Some(Back::Stuck(why)) => Released::Stuck(device.share(), why.clone()),
     }
 }
 
@@ -119,15 +156,15 @@ fn delete(pod: &mut RouteSocket, device: &DeviceRecord, index: u32) -> Released 
 
 /// Names and indices on the host while links come back to it.
 struct Home<'a> {
-    links: &'a [Link],
+    there: &'a There,
     indices: BTreeSet<u32>,
     names: BTreeSet<String>,
 }
 
 impl<'a> Home<'a> {
-    fn new(links: &'a [Link]) -> Self {
-        let names = links.iter().flat_map(|l| std::iter::once(&l.name).chain(&l.alt_names)).cloned().collect();
-        Self { links, indices: links.iter().map(|l| l.index).collect(), names }
+    fn new(there: &'a There) -> Self {
+        let moves::Occupied { names, indices } = moves::Occupied::by(&there.links);
+        Self { there, indices, names }
     }
 
     fn index_for(&mut self, device: &DeviceRecord) -> u32 {

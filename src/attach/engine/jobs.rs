@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::attach::{AttachError, Target, kernel};
 use super::lease::no_address;
+use super::there::There;
 use super::vrf::{Place, Planned};
 use super::{locate, look_deadline};
 use crate::attach::Step;
@@ -31,7 +32,11 @@ pub(super) struct Job {
     pub(super) alt_names: Vec<String>,
     /// The VRF it goes into.
     pub(super) vrf: Option<Place>,
-    /// It is in the pod by now.
+    /// Index of its RDMA device, now.
+    pub(super) rdma: Option<u32>,
+    /// That is in the pod already.
+    pub(super) rdma_inside: bool,
+    /// Its link, where it has one, is in the pod by now.
     pub(super) inside: bool,
 }
 
@@ -64,6 +69,16 @@ impl Job {
         })
     }
 
+    /// Whether its RDMA device moves.
+    pub(super) fn moves_rdma(&self) -> bool {
+        self.device().moving_rdma().is_some()
+    }
+
+    /// Name of its RDMA device, on the host; for people.
+    pub(super) fn rdma_name(&self) -> &str {
+        self.device().rdma.as_ref().map_or("", |rdma| rdma.name.as_str())
+    }
+
     pub(super) fn failed(&self, step: String, why: String) -> AttachError {
         AttachError::Step { claim: self.claim_text.clone(), device: self.device().device.clone(), step, why }
     }
@@ -84,25 +99,32 @@ impl Job {
 pub(super) fn jobs(
     records: &[Arc<ClaimRecord>],
     target: &Target<'_>,
-    links: &[Link],
+    there: &There,
     host: &mut RouteSocket,
 ) -> Result<Vec<Job>, AttachError> {
+    let links = &there.links;
     let mut occupied = moves::Occupied::by(links);
     let mut vrfs = Planned::default();
     let mut jobs = Vec::new();
     for record in records {
-        for (position, device) in record.devices.iter().enumerate().filter(|(_, d)| !target.holds(d, links)) {
+        for (position, device) in record.devices.iter().enumerate().filter(|(_, d)| !target.holds(d, there)) {
             let mut job = Job {
                 claim: record.claim.uid.clone(),
                 claim_text: record.claim.to_string(),
                 record: record.clone(),
                 position,
                 host_index: 0,
-                index: index_in_pod(&occupied, device),
+                index: if device.has_link() { index_in_pod(&occupied, device) } else { 0 },
                 alt_names: Vec::new(),
                 vrf: None,
+                rdma: None,
+                rdma_inside: false,
                 inside: false,
             };
+            if !device.has_link() {
+                jobs.push(job);
+                continue;
+            }
             let found = on_host(host, device).map_err(|e| kernel("looking for the link on the host", e))?;
             let mut link = found.ok_or_else(|| job.gone())?;
             job.host_index = link.index;
@@ -158,6 +180,9 @@ fn check_alt_names(device: &DeviceRecord, there: &moves::Occupied) -> Result<(),
 /// The device's link on the host: where it was, if that is still the device (one small request); else wherever it is now. The kernel
 /// gives another index to a link that was plugged in again, or that came back when its namespace ended.
 pub(super) fn on_host(host: &mut RouteSocket, device: &DeviceRecord) -> Result<Option<Link>, NetlinkError> {
+    if !device.has_link() {
+        return Ok(None);
+    }
     let there = link::by_index(host, device.host.index, look_deadline())?;
     if let Some(link) = there.filter(|link| locate::is_device(device, link)) {
         return Ok(Some(link));
@@ -169,7 +194,7 @@ pub(super) fn on_host(host: &mut RouteSocket, device: &DeviceRecord) -> Result<O
 /// The move is not atomic, so look: every link is there under its name, up, and is the device it should be.
 pub(super) fn verify(socket: &mut RouteSocket, jobs: &[Job]) -> Result<(), AttachError> {
     let links = link::list(socket, look_deadline()).map_err(|e| kernel("listing the pod's links", e))?;
-    for job in jobs {
+    for job in jobs.iter().filter(|job| job.device().has_link()) {
         let wrong = match links.iter().find(|l| l.index == job.index) {
             None => Some("it is not in the pod".to_owned()),
             Some(l) if l.name != job.device().plan.pod_link.as_str() => Some(format!("it is called {} there", l.name)),

@@ -148,6 +148,9 @@ fn take(device: &mut DeviceRecord, claim: &ResolvedClaim, (lease, micros): (Leas
         // What was set of a virtual function is done, and has to be undone.
         let set = device.plan.steps.iter().filter(|step| matches!(step, Step::Vf { .. })).cloned();
         plan.steps.splice(0..0, set);
+        if let Some(rdma) = &device.rdma {
+            plan::rdma::add_step(&mut plan, rdma);
+        }
         device.plan = plan;
     }
     device.host.ethtool = std::mem::take(&mut device.host.ethtool).without_fixed();

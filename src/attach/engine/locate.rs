@@ -1,13 +1,16 @@
-//! Where a device's link is, by index first and by what does not change second. Never by name alone.
+//! Where a device's link is, and its RDMA device: by index first and by what does not change second. Never by name alone.
 
 use crate::inventory::HardwareId;
-use crate::ledger::{DeviceRecord, Phase};
+use crate::ledger::{DeviceRecord, Phase, RdmaRecord};
 use crate::netdev::{Child, Link};
+use crate::rdma;
 
 /// Whether `link`, on the host or moved into a pod, is the device of `record`: what the hardware says, or, for a link without
 /// hardware, its kind and one of the addresses it can have by now.
 pub(super) fn is_device(record: &DeviceRecord, link: &Link) -> bool {
     match &record.hardware {
+        // A link of the same function (IPoIB that is ignored) is another matter.
+        _ if !record.has_link() => false,
         HardwareId::Virtual { kind, .. } => link.kind.as_deref().unwrap_or_default() == kind && has_known_address(record, link),
         HardwareId::Pci { .. } | HardwareId::Bus { .. } => {
             let pci = link.parent_device.as_ref().filter(|p| p.bus == "pci").map(|p| p.name.as_str());
@@ -62,14 +65,29 @@ fn is_child(record: &DeviceRecord, child: &Child, link: &Link) -> bool {
 /// The device's link among `links`: the one with `index` if it is the device; else the only one that is.
 pub(crate) fn find<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
     let by_index = links.iter().find(|link| link.index == index).filter(|link| is_device(record, link));
-    by_index.or_else(|| {
-        // Another index: several links without hardware may look alike, and then none is better than a wrong one.
-        let mut same = links.iter().filter(|link| is_device(record, link));
-        match (same.next(), same.next()) {
-            (Some(link), None) => Some(link),
-            _ => None,
-        }
-    })
+    // Another index: several links without hardware may look alike, and then none is better than a wrong one.
+    by_index.or_else(|| only(links.iter().filter(|link| is_device(record, link))))
+}
+
+/// The RDMA device of `record` among `devices`: the one with its index, which the kernel gives to no other before it has used all;
+/// else, since its driver may have registered it anew, the only one with its node GUID.
+pub(super) fn rdma<'a>(record: &RdmaRecord, devices: &'a [rdma::Device]) -> Option<&'a rdma::Device> {
+    let same_guid = |device: &&rdma::Device| device.node_guid.is_some() && device.node_guid == record.node_guid;
+    // Indices begin anew when the kernel's RDMA module is loaded again.
+    let may_be = |device: &&rdma::Device| {
+        let no_guid = device.node_guid.is_none() || record.node_guid.is_none();
+        no_guid || same_guid(device) || device.name == record.name.as_str()
+    };
+    let by_index = devices.iter().find(|device| device.index == record.index).filter(may_be);
+    by_index.or_else(|| only(devices.iter().filter(same_guid)))
+}
+
+/// The item, if there is one and no other.
+pub(super) fn only<T>(mut items: impl Iterator<Item = T>) -> Option<T> {
+    match (items.next(), items.next()) {
+        (Some(item), None) => Some(item),
+        _ => None,
+    }
 }
 
 /// The device's link among `links`, those of the namespace it was moved to with `index`: as [`find`]; but a pod may give its link
@@ -77,6 +95,6 @@ pub(crate) fn find<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> 
 /// that we chose there, if it has the kind, is the device as well.
 fn moved<'a>(record: &DeviceRecord, index: u32, links: &'a [Link]) -> Option<&'a Link> {
     let HardwareId::Virtual { kind, .. } = &record.hardware else { return find(record, index, links) };
-    let same_kind = |link: &&Link| link.index == index && link.kind.as_deref().unwrap_or_default() == kind;
+    let same_kind = |link: &&Link| record.has_link() && link.index == index && link.kind.as_deref().unwrap_or_default() == kind;
     find(record, index, links).or_else(|| links.iter().find(same_kind))
 }

@@ -1,6 +1,7 @@
 //! What the ledger is told of an attach, and what it tells the gate.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::attach::{AttachTimes, Target};
 use super::jobs::Job;
@@ -49,12 +50,16 @@ impl Engine {
                 netns: target.netns.id(),
                 index: job.index,
             });
+            if let (Some(rdma), Some(index)) = (&mut device.rdma, job.rdma) {
+                rdma.index = index;
+            }
         })
     }
 
     /// Says that everything is in place.
     pub(super) fn write_attached(&self, jobs: &[Job], times: &AttachTimes) -> Result<(), KernelError> {
-        let configure = u64::try_from(times.configure.as_micros()).unwrap_or(u64::MAX);
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let configure = us(times.configure);
         self.update_devices(
             jobs,
             |_| {},
@@ -64,9 +69,11 @@ impl Engine {
                 device.last_error = None;
                 device.times.retain(|t| ["capture", "lease", "down"].contains(&t.step.as_str()));
                 if let Some((_, time)) = times.moves.iter().find(|(share, _)| *share == job.device().share()) {
-                    let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
                     let step = if device.child().is_some() { "create" } else { "move" };
-                    device.times.push(StepTime { step: step.to_owned(), micros });
+                    device.times.push(StepTime { step: step.to_owned(), micros: us(*time) });
+                }
+                if let Some((_, time)) = times.rdma.iter().find(|(share, _)| *share == job.device().share()) {
+                    device.times.push(StepTime { step: "rdma".to_owned(), micros: us(*time) });
                 }
                 device.times.push(StepTime { step: "configure".to_owned(), micros: configure });
             },

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use super::there::There;
 use super::{Engine, KernelError, LeaseNews, Released, locate, look_deadline};
 use crate::ledger::{ClaimRecord, DeviceRecord, Phase, Share};
 use crate::names::{ClaimUid, PodUid};
-use crate::netdev::{Address, Link, address, link};
+use crate::netdev::{Address, Link, address};
 use crate::netlink::RouteSocket;
 use crate::netns::{Netns, NetnsId};
 
@@ -23,6 +24,8 @@ pub enum Observed {
     Missed,
     /// Devices were taken back, or not: by a stop, a roll-back, or unprepare.
     Released(Vec<Released>),
+    /// Something keeps the namespace of a sandbox alive that ended: what, in words.
+    Held(String),
     /// A device is on the host again, but not as it was: what, and why. Without an entry all is well.
     Restored(Share, Vec<(String, String)>),
     /// A device's address by DHCP is lost, is there again, or is another one.
@@ -58,8 +61,12 @@ impl std::fmt::Debug for ObserverBox {
 pub enum Seen {
     /// It is in the pod.
     Here(Box<Link>, Vec<Address>),
+    /// It is an RDMA device without a link, and is in the pod; or, in shared mode, everywhere.
+    Bare,
     /// The pod's namespace does not have it.
     Missing,
+    /// Its link is in the pod, and its RDMA device is not, though it moved there.
+    NoRdma,
     /// The pod's namespace is gone.
     NoNamespace,
     /// The kernel did not say.
@@ -77,8 +84,8 @@ pub struct Look {
     pub seen: BTreeMap<Share, Seen>,
 }
 
-/// The links of a namespace, and addresses by index of their link.
-type Dump = (Vec<Link>, Vec<(u32, Address)>);
+/// What a namespace has, and addresses by index of their link.
+type Dump = (There, Vec<(u32, Address)>);
 
 impl Engine {
     /// Tells `observer` from now on.
@@ -119,12 +126,14 @@ impl Engine {
             let Some(attachment) = &device.attachment else { continue };
             let dump = dumps.entry(attachment.netns).or_insert_with(|| match self.open_pod(attachment) {
                 None => Err(Seen::NoNamespace),
-                Some(netns) => dump(&netns).map_err(|e| Seen::Unknown(e.to_string())),
+                Some(netns) => dump(&netns, record).map_err(|e| Seen::Unknown(e.to_string())),
             });
             let state = match dump {
                 Err(why) => why.clone(),
-                Ok((links, addresses)) => match locate::in_pod(device, attachment.index, links) {
+                Ok((there, addresses)) => match locate::in_pod(device, attachment.index, &there.links) {
+                    Some(_) if !there.holds(device, attachment.index) => Seen::NoRdma,
                     Some(link) => Seen::Here(Box::new(link.clone()), of_link(link, addresses)),
+                    None if !device.has_link() && there.holds(device, attachment.index) => Seen::Bare,
                     None => Seen::Missing,
                 },
             };
@@ -152,9 +161,9 @@ impl Engine {
     }
 }
 
-fn dump(netns: &Netns) -> Result<Dump, KernelError> {
+fn dump(netns: &Netns, record: &ClaimRecord) -> Result<Dump, KernelError> {
     let mut socket = RouteSocket::open_in(netns)?;
-    Ok((link::list(&mut socket, look_deadline())?, address::list(&mut socket, look_deadline())?))
+    Ok((There::look_by(&mut socket, netns, &record.devices)?, address::list(&mut socket, look_deadline())?))
 }
 
 fn of_link(link: &Link, addresses: &[(u32, Address)]) -> Vec<Address> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Engine, KernelError, LOCK_LIMIT, Observed, jobs, kept, locate, look_deadline, micros_since, now_unix_ms};
+use super::{Engine, KernelError, LOCK_LIMIT, Observed, jobs, kept, locate, look_deadline, micros_since, now_unix_ms, rdma};
 use crate::attach::plan::{self, PlanError, child};
 use crate::config::NetworkConfig;
 use crate::crash;
@@ -14,7 +14,7 @@ use crate::inventory::Device;
 use crate::inventory::hardware::is_share_name;
 use crate::inventory::policy::why_needed;
 use crate::ledger::{ClaimRecord, ClaimRef, DeviceRecord, DhcpRecord, Durability, LedgerError, Phase, PodRef, Share, StepTime};
-use crate::names::{DeviceName, PodLinkName};
+use crate::names::{DeviceName, PodLinkName, RdmaDeviceName};
 use crate::netdev::host_state::Snapshot;
 use crate::netdev::{HostState, Link, bpf, link, uplink};
 use crate::netlink::{NetlinkError, RouteSocket};
@@ -129,6 +129,29 @@ pub enum PrepareReason {
         /// Why, with the path of the field.
         why: String,
     },
+    /// Its RDMA device can't be what is asked for.
+    #[error("request {request}, device {device}: {why}")]
+    Rdma {
+        /// Which request.
+        request: String,
+        /// Which device.
+        device: DeviceName,
+        /// Why, with the path of the field.
+        why: String,
+    },
+    /// Its RDMA device has another port, whose link another claim has, and can't be in two pods.
+    #[error(
+        "device {device}: its RDMA device {rdma} goes with claim {owner}, which has another link of it, and can be in one pod only; the \
+         kubelet will ask again. Set rdma.enabled to false to have the link alone"
+    )]
+    RdmaHeld {
+        /// Which device.
+        device: DeviceName,
+        /// Name of the RDMA device on the host.
+        rdma: RdmaDeviceName,
+        /// The claim that has it.
+        owner: String,
+    },
     /// Two devices of the pod would have one name.
     #[error("devices {device} and {other} would both be called {name} in the pod; set interface.name for one of them")]
     NameTwice {
@@ -153,7 +176,7 @@ impl PrepareReason {
     /// Whether another pod has what is wanted, and may give it back by itself.
     #[must_use]
     pub const fn is_held(&self) -> bool {
-        matches!(self, Self::Held { .. } | Self::Shared { .. } | Self::OtherPod { .. })
+        matches!(self, Self::Held { .. } | Self::Shared { .. } | Self::RdmaHeld { .. } | Self::OtherPod { .. })
     }
 }
 
@@ -229,6 +252,7 @@ impl Engine {
 
     fn prepare_reserved(&self, claim: &ResolvedClaim, pod: &PodRef) -> Result<Arc<ClaimRecord>, PrepareReason> {
         let devices = self.find_devices(claim)?;
+        let _one_at_a_time = self.one_plan_of_rdma(&devices);
         let records = self.plan_devices(&claim.claim, pod, &devices)?;
         let record = ClaimRecord {
             claim: claim.claim.clone(),
@@ -248,15 +272,16 @@ impl Engine {
 
     fn find_devices<'a>(&self, claim: &'a ResolvedClaim) -> Result<Vec<(&'a ResolvedDevice, Device)>, PrepareReason> {
         let mut scan = self.source.0.current();
-        if claim.devices.iter().any(|d| scan.device(&d.device).is_none_or(|known| known.link.is_none())) {
+        if claim.devices.iter().any(|d| scan.device(&d.device).is_none_or(|known| !is_on_host(known))) {
             scan = self.source.0.rescan();
         }
         let find = |wanted: &'a ResolvedDevice| {
             let device = || wanted.device.clone();
             match (scan.device(&wanted.device), scan.withheld(&wanted.device)) {
-                (Some(found), _) if found.link.is_some() => Ok((wanted, found.clone())),
-                (Some(_), _) => {
-                    let why = "it has no link on the host at the moment; look for it with: dranic status".to_owned();
+                (Some(found), _) if is_on_host(found) => Ok((wanted, found.clone())),
+                (Some(found), _) => {
+                    let what = if found.is_rdma_only { "RDMA device" } else { "link" };
+                    let why = format!("it has no {what} on the host at the moment; look for it with: dranic status");
                     Err(PrepareReason::NoDevice { device: device(), why })
                 }
                 (None, Some(link)) => {
@@ -286,27 +311,26 @@ impl Engine {
         let mut names: BTreeMap<PodLinkName, DeviceName> = self
             .current(self.ledger.by_pod(&pod.uid))
             .iter()
-            .flat_map(|r| r.devices.iter().map(|d| (d.plan.pod_link.clone(), d.device.clone())))
+            .flat_map(|r| r.devices.iter().filter(|d| d.has_link()).map(|d| (d.plan.pod_link.clone(), d.device.clone())))
             .collect();
+        let mut rdma = self.rdma_now(devices)?;
         let mut records = Vec::with_capacity(devices.len());
         for (wanted, device) in devices {
             let start = Instant::now();
-            let index = self.same_index(&snapshot, device).ok_or_else(|| went_away(&wanted.device))?;
-            if let Some(why) = needed.get(&index) {
-                return Err(PrepareReason::Needed {
-                    device: wanted.device.clone(),
-                    name: device.link.as_ref().map(|l| l.name.clone()).unwrap_or_default(),
-                    why: why_needed(why, &snapshot.links.iter().map(|l| (l.index, l.name.as_str())).collect()),
-                });
-            }
-            let (host, mut plan) = self.plan_device(claim, wanted, &snapshot, index, &names)?;
-            if plan.child().is_none() {
-                self.plan_vf(&wanted.config, &device.hardware, &host, &snapshot.links, &mut plan)
-                    .map_err(|why| PrepareReason::Vf { request: wanted.request.clone(), device: wanted.device.clone(), why })?;
-            }
-            if let Some(other) = names.insert(plan.pod_link.clone(), wanted.device.clone()) {
-                return Err(PrepareReason::NameTwice { device: wanted.device.clone(), other, name: plan.pod_link });
-            }
+            let (host, mut plan) = if device.is_rdma_only {
+                rdma::plan_without_link(wanted, device)?
+            } else {
+                let index = self.same_index(&snapshot, device).ok_or_else(|| went_away(&wanted.device))?;
+                if let Some(why) = needed.get(&index) {
+                    return Err(PrepareReason::Needed {
+                        device: wanted.device.clone(),
+                        name: device.link.as_ref().map(|l| l.name.clone()).unwrap_or_default(),
+                        why: why_needed(why, &snapshot.links.iter().map(|l| (l.index, l.name.as_str())).collect()),
+                    });
+                }
+                self.plan_link(claim, (wanted, device), &snapshot, index, &mut names)?
+            };
+            let rdma = self.plan_rdma(pod, (wanted, device), rdma.as_mut(), &mut plan)?;
             records.push(DeviceRecord {
                 request: wanted.request.clone(),
                 pool: wanted.pool.clone(),
@@ -315,7 +339,7 @@ impl Engine {
                 hardware: device.hardware.clone(),
                 attributes: device.attributes.clone(),
                 dhcp: wants_dhcp(&wanted.config).then(DhcpRecord::default),
-                rdma: None,
+                rdma,
                 host,
                 plan,
                 phase: Phase::Prepared,
@@ -326,6 +350,26 @@ impl Engine {
             });
         }
         Ok(records)
+    }
+
+    /// As [`Self::plan_device`], with what its physical function says; its name is nobody else's.
+    fn plan_link(
+        &self,
+        claim: &ClaimRef,
+        (wanted, device): (&ResolvedDevice, &Device),
+        snapshot: &Snapshot,
+        index: u32,
+        names: &mut BTreeMap<PodLinkName, DeviceName>,
+    ) -> Result<(HostState, plan::Plan), PrepareReason> {
+        let (host, mut plan) = self.plan_device(claim, wanted, snapshot, index, names)?;
+        if plan.child().is_none() {
+            self.plan_vf(&wanted.config, &device.hardware, &host, &snapshot.links, &mut plan)
+                .map_err(|why| PrepareReason::Vf { request: wanted.request.clone(), device: wanted.device.clone(), why })?;
+        }
+        match names.insert(plan.pod_link.clone(), wanted.device.clone()) {
+            Some(other) => Err(PrepareReason::NameTwice { device: wanted.device.clone(), other, name: plan.pod_link }),
+            None => Ok((host, plan)),
+        }
     }
 
     /// What the link with `index` is on the host, and what shall happen to it.
@@ -381,7 +425,7 @@ impl Engine {
         let mut socket = self.host_socket().map_err(|e| ("opening a netlink socket".to_owned(), e))?;
         self.kept.keep(record).map_err(|e| ("keeping eBPF programs".to_owned(), e.into()))?;
         let mut times = Vec::new();
-        for device in record.devices.iter().filter(|d| d.attachment.is_none() && d.child().is_none()) {
+        for device in record.devices.iter().filter(|d| d.attachment.is_none() && d.child().is_none() && d.has_link()) {
             let failed = |e: NetlinkError| (format!("taking {} ({}) down", device.device, device.host.name), e.into());
             let start = Instant::now();
             // One that is not there fails in the sandbox, by name.
@@ -447,6 +491,10 @@ impl Engine {
     pub(super) fn host_socket(&self) -> Result<RouteSocket, KernelError> {
         Ok(RouteSocket::open_in(&self.host)?)
     }
+}
+
+fn is_on_host(device: &Device) -> bool {
+    if device.is_rdma_only { device.rdma.is_some() } else { device.link.is_some() }
 }
 
 fn went_away(device: &DeviceName) -> PrepareReason {

@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::kept::Kept;
-use super::{Engine, KernelError, locate, look_deadline};
+use super::there::There;
+use super::{Engine, KernelError};
 use crate::ledger::{Attachment, ClaimRecord, DeviceRecord, Phase};
 use crate::names::{PodUid, SandboxId};
-use crate::netdev::{Link, link};
-use crate::netlink::RouteSocket;
 use crate::netns::Netns;
 
 /// A sandbox that the runtime lists: pod UID, sandbox id, namespace path.
@@ -47,19 +46,18 @@ impl Engine {
     }
 
     fn recover_claim(&self, record: &Arc<ClaimRecord>) -> Result<(), KernelError> {
-        let outside = link::list(&mut self.host_socket()?, look_deadline())?;
+        let outside = There::look(&self.host, &record.devices)?;
         let mut home: Vec<&DeviceRecord> = Vec::new();
         for device in &record.devices {
             let Some(attachment) = &device.attachment else { continue };
             let (claim, name, sandbox) = (&record.claim, &device.device, &attachment.sandbox);
-            let is_inside =
-                self.reopen(attachment).is_some_and(|inside| locate::in_pod(device, attachment.index, &inside).is_some());
+            let is_inside = self.reopen(attachment, device).is_some_and(|inside| inside.has_part_of(device, attachment.index));
             if is_inside {
                 tracing::debug!(%claim, device = %name, %sandbox, "still in its sandbox");
             } else if device.child().is_some() {
                 tracing::warn!(%claim, device = %name, %sandbox, "the link on top of it ended while the agent was away");
                 home.push(device);
-            } else if locate::find(device, device.host.index, &outside).is_some() {
+            } else if outside.is_home_of(device) {
                 tracing::warn!(%claim, device = %name, %sandbox, "it came back to the host while the agent was away");
                 home.push(device);
             } else {
@@ -77,12 +75,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Opens and pins the namespace of an attachment if it still exists; gives the links in it.
-    fn reopen(&self, attachment: &Attachment) -> Option<Vec<Link>> {
-        let netns = self.open_pod(attachment)?;
+    /// Opens and pins the namespace of an attachment if it still exists; gives what is in it, as far as the device minds.
+    fn reopen(&self, attachment: &Attachment, device: &DeviceRecord) -> Option<There> {
+        let netns = self.seek_pod(attachment)?;
         self.pin(&attachment.sandbox, &netns);
-        let listed = RouteSocket::open_in(&netns).and_then(|mut socket| link::list(&mut socket, look_deadline()));
-        listed.map_err(|error| tracing::warn!(sandbox = %attachment.sandbox, %error, "its links can't be listed")).ok()
+        let looked = There::look(&netns, [device]);
+        looked.map_err(|error| tracing::warn!(sandbox = %attachment.sandbox, %error, "what is in it can't be listed")).ok()
     }
 
     /// Compares the runtime's sandboxes with the ledger. Changes nothing; a pod that the runtime does not list may have been

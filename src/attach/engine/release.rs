@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use super::home::{Leftover, leftovers_of};
 use super::jobs::Job;
-use super::{Engine, LOCK_LIMIT, Observed, Pace, locate, look_deadline, now_unix_ms};
+use super::there::There;
+use super::{Engine, LOCK_LIMIT, Observed, Pace, locate, now_unix_ms};
 use crate::crash;
 use crate::ledger::{Attachment, ClaimRecord, ClaimRef, DeviceRecord, Durability, Phase, Share};
 use crate::names::{ClaimUid, PodUid, SandboxId};
-use crate::netdev::link;
 use crate::netns::Netns;
 
 /// What became of one device.
@@ -24,6 +24,8 @@ pub enum Released {
     Gone(Share),
     /// What was made on top of it was deleted, or ended with its namespace. The device itself never left the host.
     Deleted(Share),
+    /// It never left the host: an RDMA device without a link, which all namespaces see.
+    Stayed(Share),
     /// It is still in the pod, and why.
     Stuck(Share, String),
 }
@@ -75,7 +77,7 @@ impl Engine {
                 Released::Gone(device) => {
                     tracing::warn!(claim = %record.claim, %device, "the device is gone, there is nothing to give back");
                 }
-                Released::Moved(_) | Released::AtHome(_) | Released::Deleted(_) => {}
+                Released::Moved(_) | Released::AtHome(_) | Released::Deleted(_) | Released::Stayed(_) => {}
             }
         }
         crash::point("unprepare: released");
@@ -92,7 +94,7 @@ impl Engine {
             match outcome {
                 Released::Stuck(device, why) => tracing::error!(%device, %why, "roll-back: the device is still in the pod"),
                 Released::Gone(device) => tracing::error!(%device, "roll-back: the device is gone"),
-                Released::Moved(_) | Released::AtHome(_) | Released::Deleted(_) => {}
+                Released::Moved(_) | Released::AtHome(_) | Released::Deleted(_) | Released::Stayed(_) => {}
             }
         }
     }
@@ -137,8 +139,11 @@ impl Engine {
     fn release_from(&self, claim: &ClaimUid, attachment: &Attachment, devices: &[&DeviceRecord], pace: Pace) -> Vec<Released> {
         self.change(claim, devices, |device| device.phase = Phase::Releasing);
         crash::point("release: recorded");
-        let outcomes = match self.open_pod(attachment) {
-            Some(netns) => self.move_back(&netns, devices, &self.leftovers_that_stay(claim, attachment, devices), pace),
+        let outcomes = match self.seek_pod(attachment) {
+            Some(netns) => {
+                self.tell_holder(claim, attachment);
+                self.move_back(&netns, devices, &self.leftovers_that_stay(claim, attachment, devices), pace)
+            }
             None => self.look_at_home(devices),
         };
         let home: Vec<&DeviceRecord> = devices
@@ -157,12 +162,17 @@ impl Engine {
 
     /// Devices that are on the host again, with the index they have there now.
     pub(super) fn note_home(&self, claim: &ClaimUid, devices: &[&DeviceRecord]) {
-        let links = self.host_socket().and_then(|mut s| Ok(link::list(&mut s, look_deadline())?)).unwrap_or_default();
+        let there = There::look(&self.host, devices.iter().copied()).unwrap_or_default();
         self.change(claim, devices, |device| {
             device.phase = Phase::Prepared;
             device.attachment = None;
-            if let Some(found) = locate::find(device, device.host.index, &links) {
+            if let Some(found) = locate::find(device, device.host.index, &there.links) {
                 device.host.set_index(found.index);
+            }
+            if let Some(rdma) = &mut device.rdma
+                && let Some(found) = locate::rdma(rdma, &there.rdma)
+            {
+                rdma.index = found.index;
             }
         });
         crash::point("release: home");

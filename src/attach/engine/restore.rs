@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::home::remove_alt_names;
+use super::home::{COMES_BACK, POLL, remove_alt_names};
 use super::kept::{self, Open};
 use super::{Engine, KernelError, Observed, locate, look_deadline, micros_since};
 use crate::config::Restore;
@@ -13,11 +13,6 @@ use crate::ledger::{ClaimRecord, DeviceRecord, Share};
 use crate::netdev::{Link, bpf, host_state, link};
 use crate::netlink::RouteSocket;
 
-/// The kernel returns the hardware of a namespace that ended some time later, when it cleans up: it is waited for so long.
-const COMES_BACK: Duration = Duration::from_secs(3);
-/// How often it is looked for.
-const POLL: Duration = Duration::from_millis(50);
-
 impl Engine {
     /// Restores the host state of every device of `record` that is on the host. A property that the kernel refuses is logged by
     /// name: a route must not keep the pod from going.
@@ -26,14 +21,16 @@ impl Engine {
     /// When the host could not be looked at, or did not answer in time: then the record must stay.
     pub(super) fn restore_devices(&self, record: &Arc<ClaimRecord>) -> Result<(), String> {
         // A function may be allowed again what its link needs.
-        let vf_faults: Vec<_> = record.devices.iter().filter_map(|d| Some((d.share(), self.restore_vf(record, d)?))).collect();
+        let vf_faults = record.devices.iter().filter_map(|d| Some((d.share(), self.restore_vf(record, d)?)));
+        let rdma_faults = record.devices.iter().filter_map(|d| Some((d.share(), self.restore_rdma(d)?)));
+        let faults: Vec<_> = vf_faults.chain(rdma_faults).collect();
         let restored = self
             .host
             .run(|| restore_here(record, &self.kept.of(&record.claim.uid)))
             .map_err(KernelError::from)
             .and_then(|result| result);
         let mut failed = restored.map_err(|error| format!("the host state could not be restored: {error}"))?;
-        for (device, fault) in vf_faults {
+        for (device, fault) in faults {
             tracing::warn!(claim = %record.claim, %device, what = fault.0, why = fault.1, "not restored");
             match failed.iter_mut().find(|(other, _)| *other == device) {
                 Some((_, faults)) => faults.push(fault),
@@ -56,7 +53,7 @@ fn restore_here(record: &ClaimRecord, kept: &Open) -> Result<Vec<Failed>, Kernel
     let mut failed = Vec::new();
     let mut late = None;
     // A device with links on top stayed as it was.
-    for device in record.devices.iter().filter(|device| device.child().is_none()) {
+    for device in record.devices.iter().filter(|device| device.child().is_none() && device.has_link()) {
         let Some(found) = find(&mut socket, device)? else {
             tracing::warn!(claim = %record.claim, device = %device.device, "not on the host, nothing to restore");
             if !matches!(device.hardware, HardwareId::Virtual { .. }) {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::there::There;
 use super::{Engine, KernelError, LOOK, Observed, Released, home, locate, look_deadline};
 use crate::ledger::{ClaimRecord, DeviceRecord};
 use crate::names::DeviceName;
@@ -40,26 +41,28 @@ impl Engine {
     fn repair_claim(&self, record: &Arc<ClaimRecord>) -> Result<Vec<DeviceName>, KernelError> {
         // It may have changed before we had the lock.
         let Some(record) = self.ledger.get(&record.claim.uid) else { return Ok(Vec::new()) };
-        let links = link::list(&mut self.host_socket()?, look_deadline())?;
-        let is_back =
-            |device: &&DeviceRecord| self.is_orphan(device) && locate::find(device, device.host.index, &links).is_some();
+        let there = There::look(&self.host, &record.devices)?;
+        let is_back = |device: &&DeviceRecord| self.is_orphan(device) && there.is_home_of(device);
         let back: Vec<&DeviceRecord> = record.devices.iter().filter(is_back).collect();
         if back.is_empty() {
             return Ok(Vec::new());
         }
-        // What was made on top of a device ended with the namespace; the device never left.
+        // What was made on top of a device ended with the namespace; the device never left. Nor did one without a link that does not
+        // move.
+        let stayed = |device: &&DeviceRecord| !device.has_link() && device.moving_rdma().is_none();
         let (ended, returned): (Vec<&DeviceRecord>, Vec<&DeviceRecord>) =
-            back.iter().partition(|device| device.child().is_some());
+            back.iter().partition(|device| device.child().is_some() || stayed(device));
         for device in &returned {
             tracing::warn!(claim = %record.claim, device = %device.device, "its namespace is gone, the kernel returned it");
         }
         for device in &ended {
-            tracing::warn!(claim = %record.claim, device = %device.share(), "its namespace is gone, and the link on top of it");
+            tracing::warn!(claim = %record.claim, device = %device.share(), "its namespace is gone, with what it had of the device");
         }
         self.note_home(&record.claim.uid, &back);
         self.put_right(&record, &returned);
-        let outcomes =
-            returned.iter().map(|d| Released::AtHome(d.share())).chain(ended.iter().map(|d| Released::Deleted(d.share())));
+        let outcomes = returned.iter().map(|d| Released::AtHome(d.share())).chain(
+            ended.iter().map(|d| if d.child().is_some() { Released::Deleted(d.share()) } else { Released::Stayed(d.share()) }),
+        );
         self.observe_claim(&record.claim.uid, &Observed::Released(outcomes.collect()));
         Ok(returned.iter().map(|device| device.device.clone()).collect())
     }
@@ -71,9 +74,10 @@ impl Engine {
     /// Gives devices that are on the host their names and properties there, as prepare left them. What can't be is logged: unprepare
     /// tries again, and tells.
     pub(super) fn put_right(&self, record: &ClaimRecord, devices: &[&DeviceRecord]) {
+        self.name_rdma(record, devices);
         let work = || -> Result<(), KernelError> {
             let mut socket = RouteSocket::open()?;
-            for device in devices {
+            for device in devices.iter().filter(|device| device.has_link()) {
                 let links = link::list(&mut socket, look_deadline())?;
                 let Some(found) = locate::find(device, device.host.index, &links) else { continue };
                 home::remove_alt_names(&mut socket, device, found);

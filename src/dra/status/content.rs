@@ -162,6 +162,13 @@ fn verdict(device: &DeviceRecord, seen: Option<&Seen>) -> (Reason, String) {
             Some(Seen::Missing) => {
                 (Reason::DeviceGone, format!("{pod} ({host} on the host) is not in the pod any more; was it unplugged?"))
             }
+            Some(Seen::NoRdma) => {
+                let rdma = device.rdma.as_ref().map_or("", |rdma| rdma.name.as_str());
+                (
+                    Reason::DeviceGone,
+                    format!("{host} is in the pod as {pod}, without its RDMA device {rdma}; was its driver loaded anew?"),
+                )
+            }
             Some(Seen::NoNamespace) => {
                 (Reason::SandboxGone, "the pod's network namespace ended; the device goes back to the host".to_owned())
             }
@@ -177,6 +184,7 @@ fn verdict(device: &DeviceRecord, seen: Option<&Seen>) -> (Reason, String) {
                 let failed: String = failed.map(|a| format!("; {} is not used, since somebody else has it", a.ip)).collect();
                 (Reason::Attached, format!("{host} is in the pod as {}{failed}", link.name))
             }
+            Some(Seen::Bare) => (Reason::Attached, format!("RDMA device {host} is in the pod")),
             None => (Reason::Attached, format!("{host} is in the pod as {pod}")),
         },
         Phase::Attaching => (Reason::Attaching, format!("{host} is on its way into the pod as {pod}")),
@@ -200,6 +208,8 @@ fn lost(device: &DeviceRecord) -> Option<&str> {
 fn waiting(device: &DeviceRecord) -> (Reason, String) {
     let host = &device.host.name;
     match (device.child().map(Child::kind), was_attached(device)) {
+        (_, true) if !device.has_link() => (Reason::Released, format!("RDMA device {host} is on the host again")),
+        (_, false) if !device.has_link() => (Reason::Prepared, format!("RDMA device {host} waits for the pod's sandbox")),
         (None, true) => (Reason::Released, format!("{host} is on the host again, down")),
         (None, false) => (Reason::Prepared, format!("{host} is down on the host and waits for the pod's sandbox")),
         (Some(kind), true) => (Reason::Released, format!("the {kind} link on {host} was deleted")),
@@ -207,9 +217,9 @@ fn waiting(device: &DeviceRecord) -> (Reason, String) {
     }
 }
 
-/// The time of a move stays in the record of a device that was attached once.
+/// The times of an attach stay in the record of a device that was attached once.
 fn was_attached(device: &DeviceRecord) -> bool {
-    device.times.iter().any(|time| time.step == "move" || time.step == "create")
+    device.times.iter().any(|time| time.step == "move" || time.step == "create" || time.step == "configure")
 }
 
 /// Duplicate address detection found somebody else with it.
