@@ -10,6 +10,7 @@ mod handover;
 mod health;
 mod hooks;
 mod http;
+mod in_use;
 mod leases;
 mod legs;
 mod missed;

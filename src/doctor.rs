@@ -11,6 +11,7 @@ pub(crate) mod fuzzing;
 mod host;
 mod kernel;
 mod node;
+mod rdma;
 mod runtime;
 mod text;
 
@@ -112,5 +113,6 @@ pub fn examine(host: &Host, options: &Options, agent: &Result<String, String>) -
     }
     findings.extend(node::look(host, options));
     findings.extend(kernel::look(host));
+    findings.extend(rdma::look(host));
     findings
 }

@@ -15,6 +15,7 @@ pub const TARGETS: &[Target] = &[
     ("mux", crate::nri::mux::fuzzing::mux),
     ("nri", crate::nri::fuzzing::nri),
     ("parameters", parameters),
+    ("rdma", crate::rdma::fuzzing::rdma),
     ("record", crate::ledger::fuzzing::record),
     ("ttrpc", crate::nri::fuzzing::ttrpc),
 ];

@@ -3,6 +3,7 @@
 mod attributes;
 pub mod hardware;
 pub(crate) mod policy;
+pub mod rdma;
 pub mod scan;
 pub mod sysfs;
 pub mod watch;
@@ -66,10 +67,10 @@ pub struct RdmaPart {
     pub companions: Vec<RdmaDeviceName>,
 }
 
-/// A link that is there, but not offered.
+/// A link, or an RDMA device over none, that is there, but not offered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Withheld {
-    /// Its name on the host.
+    /// Its name on the host; of an RDMA device that is over no link, that one's.
     pub link: String,
     /// What it would be called as a device, where its hardware can be told: for claims that were allocated before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -103,6 +104,18 @@ pub struct ScanOptions {
     /// Offer nothing while the host has no default route: at boot the uplink can't be told from the others before it has one. Off:
     /// for nodes that never have one.
     pub need_default_route: bool,
+    /// What becomes of IPoIB links.
+    pub ipoib: Ipoib,
+}
+
+/// What becomes of the links that the kernel makes over InfiniBand.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Ipoib {
+    /// The link is the device, and its RDMA device comes with it.
+    #[default]
+    Attach,
+    /// They are left alone: the RDMA device is a device without a link.
+    Ignore,
 }
 
 /// What one scan found.

@@ -3,6 +3,10 @@
 //! Numbers and names are those of `rdma/rdma_netlink.h` (`RDMA_NLDEV_*`) and `rdma/ib_verbs.h`.
 
 mod codec;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
+pub mod monitor;
+mod resources;
 mod socket;
 
 use std::fmt;
@@ -10,6 +14,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+pub use monitor::RdmaMonitor;
+pub use resources::Resources;
 pub use socket::RdmaSocket;
 
 /// Which network namespaces see an RDMA device (`RDMA_NLDEV_SYS_ATTR_NETNS_MODE`). The administrator sets it at boot; it can't be

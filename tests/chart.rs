@@ -18,7 +18,14 @@ const GOOD: &[&[&str]] = &[
     &[],
     &["driverName=dra.net", "nameOverride=nics", "kubeletRoot=/data/kubelet", "deviceClasses=null"],
     &["image.digest=sha256:0000000000000000000000000000000000000000000000000000000000000000", "imagePullSecrets[0].name=a"],
-    &["agent.nriIndex=05", "agent.nriMargin=null", "agent.offerVeth=true", "agent.needDefaultRoute=true", "agent.logLevel="],
+    &[
+        "agent.nriIndex=05",
+        "agent.nriMargin=null",
+        "agent.offerVeth=true",
+        "agent.needDefaultRoute=true",
+        "agent.ipoib=ignore",
+        "agent.logLevel=",
+    ],
     &["agent.extraArgs={--log-format=json}", "agent.extraEnv[0].name=A", "agent.extraEnv[0].value=b", "agent.logFormat=null"],
     &["agent.nri=off", "agent.guardWait=10", "agent.hold=budget", "agent.onMissedSandbox=evict"],
     &["agent.guardDir=", "agent.onOverrun=fail", "agent.hold=0", "agent.nriMarginPercent=null"],
@@ -256,6 +263,7 @@ fn the_chart_knows_every_flag_and_its_default() {
         .template(&[
             "agent.offerVeth=true",
             "agent.needDefaultRoute=true",
+            "agent.ipoib=attach",
             "agent.onOverrun=defer",
             "agent.shareSlots=0",
             "agent.share=*",

@@ -1,4 +1,4 @@
-//! Listens to the host's links for NICs that the kernel returned by itself, and has them repaired.
+//! Listens to the host's links and RDMA devices for those that the kernel returned by itself, and has them repaired.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use crate::ledger::Share;
 use crate::names::ClaimUid;
 use crate::netdev::monitor::{Group, Monitor};
 use crate::netns::Netns;
+use crate::rdma::RdmaMonitor;
 
 /// The kernel returns the links of a namespace one after the other: they are looked at together.
 const QUIET: Duration = Duration::from_millis(100);
@@ -28,8 +29,10 @@ pub async fn keep(engine: Arc<Engine>, host: Netns, lost: impl Fn(&[Lost]) + Sen
     let mut recheck = interval(RECHECK);
     let mut known = None;
     loop {
-        let mut monitor = match Monitor::open(&host, &[Group::Link]) {
-            Ok(monitor) => monitor,
+        // Of RDMA devices, the events that need no RDMA tell enough.
+        let monitors = Monitor::open(&host, &[Group::Link]).and_then(|links| Ok((links, RdmaMonitor::open(&host, false)?)));
+        let (mut links, mut rdma) = match monitors {
+            Ok(monitors) => monitors,
             Err(error) => {
                 tracing::warn!(%error, pause = ?REOPEN, "can't listen for NICs that come back by themselves; trying again");
                 tokio::select! {
@@ -48,10 +51,10 @@ pub async fn keep(engine: Arc<Engine>, host: Netns, lost: impl Fn(&[Lost]) + Sen
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = recheck.tick() => {}
-                changed = monitor.changed() => match changed {
-                    Ok(_events_or_overrun) => sleep(QUIET).await,
+                changed = async { tokio::select! { it = links.changed() => it.map(drop), it = rdma.changed() => it } } => match changed {
+                    Ok(()) => sleep(QUIET).await,
                     Err(error) => {
-                        tracing::warn!(%error, "no more events of the host's links; listening again");
+                        tracing::warn!(%error, "no more events of the host's links and RDMA devices; listening again");
                         break;
                     }
                 },

@@ -12,8 +12,10 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
 use super::status::{ClaimStatus, REGISTERED, Status};
-use super::{Shared, standby};
+use super::{Shared, in_use, standby};
+use crate::attach::Engine;
 use crate::dra::grpc::Registration;
+use crate::ledger::ClaimRecord;
 
 /// How long a reader may take.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
@@ -88,7 +90,9 @@ async fn answer(mut stream: UnixStream, shared: Arc<Shared>) {
     if !is_root(&stream) {
         return;
     }
-    let text = serde_json::to_vec(&status(&shared)).unwrap_or_default();
+    // The kernel is asked what is in use.
+    let Ok(status) = tokio::task::spawn_blocking(move || status(&shared)).await else { return };
+    let text = serde_json::to_vec(&status).unwrap_or_default();
     // A reader that went away or hangs is its own trouble.
     let _ = tokio::time::timeout(WRITE_LIMIT, stream.write_all(&text)).await;
 }
@@ -111,7 +115,15 @@ fn status(shared: &Shared) -> Status {
         },
         published_devices: published.published,
         publish_error: published.last_error,
-        claims: shared.engine.records().iter().map(|r| ClaimStatus::from(&**r)).collect(),
+        claims: shared.engine.records().iter().map(|record| claim(&shared.engine, record)).collect(),
         withheld: shared.inventory.current().withheld.clone(),
     }
+}
+
+fn claim(engine: &Engine, record: &ClaimRecord) -> ClaimStatus {
+    let mut claim = ClaimStatus::from(record);
+    for (status, device) in claim.devices.iter_mut().zip(&record.devices) {
+        status.rdma_in_use = in_use::of(engine, device);
+    }
+    claim
 }

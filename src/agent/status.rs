@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::inventory::Withheld;
 use crate::ledger::{ClaimRecord, Phase, StepTime};
+use crate::rdma::Resources;
 
 /// What [`Status::kubelet`] says when all is well.
 pub const REGISTERED: &str = "registered";
@@ -84,6 +85,9 @@ pub struct DeviceStatus {
     pub left_out: Vec<String>,
     /// What failed last.
     pub last_error: Option<String>,
+    /// What is in use of its RDMA device, while that is in a pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma_in_use: Option<Resources>,
 }
 
 impl From<&ClaimRecord> for ClaimStatus {
@@ -109,6 +113,7 @@ impl From<&ClaimRecord> for ClaimStatus {
                     times: d.times.clone(),
                     left_out: d.plan.left_out.clone(),
                     last_error: d.last_error.clone(),
+                    rdma_in_use: None,
                 })
                 .collect(),
         }

@@ -10,7 +10,7 @@ use super::{EXIT_USAGE, Failure};
 use crate::agent::{AgentConfig, Hold, NeedsGuard, OnMissedSandbox, OnOverrun};
 use crate::dra::publisher::Shares;
 use crate::dra::{api, grpc};
-use crate::inventory::ScanOptions;
+use crate::inventory::{Ipoib, ScanOptions};
 use crate::names::DNS_LABEL_MAX;
 use crate::nri::session::Margin;
 
@@ -144,6 +144,10 @@ pub struct AgentArgs {
     #[arg(long, env = "DRANIC_NEED_DEFAULT_ROUTE")]
     pub need_default_route: bool,
 
+    /// What becomes of IPoIB links: offered, with their RDMA devices (attach), or left alone, and RDMA devices offered without (ignore).
+    #[arg(long, env = "DRANIC_IPOIB", value_enum, default_value = "attach", value_name = "WHAT")]
+    pub ipoib: Ipoib,
+
     /// How many claims may have a NIC at the same time, each with a macvlan, ipvlan or vlan link on top of it; 0: none is shared. Needs
     /// Kubernetes 1.36, or the features DRAConsumableCapacity and DRAPartitionableDevices.
     #[arg(long, env = "DRANIC_SHARE_SLOTS", default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
@@ -266,7 +270,7 @@ impl AgentArgs {
             on_overrun: self.on_overrun,
             hold: self.hold,
             on_missed_sandbox: self.on_missed_sandbox,
-            offer: ScanOptions { offer_veth: self.offer_veth, need_default_route: self.need_default_route },
+            offer: ScanOptions { offer_veth: self.offer_veth, need_default_route: self.need_default_route, ipoib: self.ipoib },
             rescan: Duration::from_secs(self.rescan),
             wait_for_device: Duration::from_secs(self.wait_for_device),
             dhcp_timeout: Duration::from_secs(self.dhcp_timeout),

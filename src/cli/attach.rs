@@ -112,7 +112,7 @@ pub(super) fn attach(args: &AttachArgs) -> Result<(), Failure> {
     }
     let boot_id = may_work()?;
     let netns = manual::netns(&args.netns).map_err(failed)?;
-    let options = ScanOptions { offer_veth: args.offer_veth, need_default_route: false };
+    let options = ScanOptions { offer_veth: args.offer_veth, need_default_route: false, ..ScanOptions::default() };
     let scan = watch::once(&Sysfs::new(&args.sysfs).with_places(crate::doubles::places()), options).map_err(failed)?;
     let device = find::device(&scan, &args.device).map_err(failed)?.clone();
     manual::free_of_agent(&args.places.agent_state_dir, &device, &boot_id).map_err(failed)?;

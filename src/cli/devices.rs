@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::output::{emit, emit_json, lines, table};
 use super::{Failure, Output};
 use crate::inventory::sysfs::Sysfs;
-use crate::inventory::{Attribute, Attributes, Device, Scan, ScanOptions, Withheld, watch};
+use crate::inventory::{Attribute, Attributes, Device, Ipoib, Scan, ScanOptions, Withheld, watch};
 
 /// End of `dranic devices --help`.
 pub(super) const AFTER_HELP: &str = "\
@@ -26,6 +26,10 @@ pub(super) struct DevicesArgs {
     /// Offer nothing while there is no default route (see `dranic agent --help`).
     #[arg(long, env = "DRANIC_NEED_DEFAULT_ROUTE")]
     need_default_route: bool,
+
+    /// What becomes of IPoIB links (see `dranic agent --help`).
+    #[arg(long, env = "DRANIC_IPOIB", value_enum, default_value = "attach", value_name = "WHAT")]
+    ipoib: Ipoib,
 
     /// Output format.
     #[arg(short, long, value_enum, default_value = "table")]
@@ -50,7 +54,7 @@ struct JsonDevice<'a> {
 }
 
 pub(super) fn run(args: &DevicesArgs) -> Result<(), Failure> {
-    let options = ScanOptions { offer_veth: args.offer_veth, need_default_route: args.need_default_route };
+    let options = ScanOptions { offer_veth: args.offer_veth, need_default_route: args.need_default_route, ipoib: args.ipoib };
     let scan = watch::once(&Sysfs::new(&args.sysfs).with_places(crate::doubles::places()), options)
         .map_err(|e| Failure { code: super::EXIT_FAILURE, message: e })?;
     match args.output {
@@ -67,6 +71,9 @@ fn text(scan: &Scan) -> String {
     if scan.devices.is_empty() {
         text.push_str("This node would publish no device.\n");
     } else {
+        if let Some(Attribute::String(mode)) = scan.devices.iter().find_map(|device| device.attributes.get("rdmaNetnsMode")) {
+            text.push_str(&format!("RDMA devices are {mode}{}.\n\n", meaning(mode)));
+        }
         let mut rows = table(&["DEVICE", "LINK", "TYPE", "STATE", "MTU", "PCI", "NUMA", "RDMA"]);
         rows.add_rows(scan.devices.iter().map(row));
         text.push_str(&lines(&rows));
@@ -91,6 +98,13 @@ fn row(device: &Device) -> [String; 8] {
             Attribute::String(s) => s.clone(),
         })
     };
-    let rdma = if get("rdmaDevice").is_empty() { get("rdma") } else { get("rdmaDevice") };
-    [device.name.to_string(), get("ifName"), get("type"), get("state"), get("mtu"), get("pciAddress"), get("numaNode"), rdma]
+    let kind = if device.is_rdma_only { "no link".to_owned() } else { get("type") };
+    let (rdma, protocol) = (get("rdmaDevice"), get("rdmaProtocol"));
+    let port = Some(get("rdmaPort")).filter(|port| !port.is_empty()).map(|port| format!("/{port}")).unwrap_or_default();
+    let rdma = if rdma.is_empty() { get("rdma") } else { format!("{rdma}{port} {protocol}").trim_end().to_owned() };
+    [device.name.to_string(), get("ifName"), kind, get("state"), get("mtu"), get("pciAddress"), get("numaNode"), rdma]
+}
+
+fn meaning(mode: &str) -> &'static str {
+    if mode == "exclusive" { ": they move with their links" } else { " between network namespaces: links move without them" }
 }

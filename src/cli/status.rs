@@ -90,6 +90,12 @@ fn text(status: &Status) -> String {
         rows.add_rows(claim.devices.iter().map(|device| row(claim, device)));
     }
     text.push_str(&lines(&rows));
+    for (claim, device) in status.claims.iter().flat_map(|claim| claim.devices.iter().map(move |device| (claim, device))) {
+        if let Some(used) = &device.rdma_in_use {
+            let by = if used.is_used() { "in use" } else { "not in use" };
+            text.push_str(&format!("\nRDMA device of {} in {}/{}: {by} ({used})\n", device.device, claim.namespace, claim.name));
+        }
+    }
     text
 }
 

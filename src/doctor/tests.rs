@@ -406,14 +406,51 @@ fn the_guard_and_the_ledger_are_looked_at() {
 
 #[test]
 fn the_kernel_is_looked_at() {
-    let (root, host) = host(&[
-        ("sys/module/ib_core/parameters/netns_mode", "Y\n"),
-        ("sys/module/rcutree/parameters/jiffies_till_first_fqs", "3\n"),
-        ("sys/class/infiniband/mlx5_0/x", ""),
-        ("sys/class/net/lo/x", ""),
-    ]);
-    check(&kernel::look(&host), &["Note RDMA: 1 devices: shared", "Note RCU grace periods: jiffies_till_first_fqs is 3"], "");
-    fs::write(root.path().join("sys/module/ib_core/parameters/netns_mode"), "N\n").unwrap();
+    let (root, host) = host(&[("sys/module/rcutree/parameters/jiffies_till_first_fqs", "3\n"), ("sys/class/net/lo/x", "")]);
+    check(&kernel::look(&host), &["Note RCU grace periods: jiffies_till_first_fqs is 3"], "");
     fs::write(root.path().join("sys/module/rcutree/parameters/jiffies_till_first_fqs"), "0\n").unwrap();
     check(&kernel::look(&host), &[], "");
+}
+
+#[test]
+fn what_rdma_devices_need_is_looked_at() {
+    let (_root, none) = host(&[]);
+    check(&rdma::look(&none), &[], "without RDMA there is nothing to say");
+    let base = [
+        ("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n"),
+        ("sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0\n"),
+        ("sys/class/infiniband_mad/umad0/ibdev", "mlx5_0\n"),
+        ("sys/class/misc/rdma_cm/dev", "10:60\n"),
+        ("dev/infiniband/uverbs0", ""),
+        ("dev/infiniband/umad0", ""),
+        ("dev/infiniband/rdma_cm", ""),
+        ("sys/fs/cgroup/cgroup.controllers", "cpu memory rdma\n"),
+        ("sys/module/ib_core/parameters/netns_mode", "N\n"),
+        ("proc/17/comm", "containerd\n"),
+        ("proc/17/limits", "Max locked memory         unlimited            unlimited            bytes\n"),
+    ];
+    let said = |changed: &[(&'static str, &'static str)], without: &str, expected: &[&str]| {
+        let files: Vec<_> = base.iter().chain(changed).copied().filter(|(path, _)| !path.starts_with(without)).collect();
+        let (_root, host) = host(&files);
+        check(&rdma::look(&host), expected, without);
+    };
+    said(&[], "-", &[]);
+    said(&[("sys/module/ib_core/parameters/netns_mode", "Y\n")], "-", &["Note RDMA: 1 devices: shared"]);
+    said(&[], "dev/infiniband/u", &["Error RDMA: /dev/infiniband: lacks uverbs0, umad0: "]);
+    said(&[], "dev/infiniband/rdma", &["Error RDMA: /dev/infiniband: lacks rdma_cm: "]);
+    said(&[], "sys/class/infiniband_verbs", &["Error RDMA: module ib_uverbs"]);
+    said(&[], "sys/class/misc", &["Warning RDMA: module rdma_ucm"]);
+    said(&[], "sys/class/infiniband_mad", &["Note RDMA: module ib_umad"]);
+    said(&[], "sys/fs", &["Note RDMA: cgroup controller: no cgroup v2"]);
+    said(&[("sys/fs/cgroup/cgroup.controllers", "cpu\n")], "-", &["Note RDMA: cgroup controller: the kernel has none"]);
+    let limits = "Max locked memory         8388608              8388608              bytes\n";
+    said(&[("proc/17/limits", limits)], "-", &["Warning RDMA: locked memory of containerd: 8388608 bytes"]);
+    said(&[("proc/17/comm", "bash\n"), ("proc/17/limits", limits)], "-", &[]);
+    said(&[("sys/class/infiniband/smi1/x", "")], "-", &["Note RDMA: devices without verbs: smi1"]);
+    let second = ("sys/class/infiniband/mlx5_0/ports/2/state", "4: ACTIVE\n");
+    said(&[second], "-", &["Note RDMA: devices with several ports: mlx5_0"]);
+    said(&[("sys/class/net/ib0/type", "32\n"), ("sys/class/net/eth0/type", "1\n")], "-", &["Note RDMA: IPoIB links: ib0"]);
+    // These are nothing to know of where nothing moves.
+    let shared = ("sys/module/ib_core/parameters/netns_mode", "Y\n");
+    said(&[second, ("sys/class/net/ib0/type", "32\n"), shared], "-", &["Note RDMA: 1 devices: shared"]);
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::hardware::{HardwareId, is_representor};
+use super::hardware::HardwareId;
 use super::sysfs::{LinkFacts, PciFunction, RdmaFacts};
 use super::{Attribute, Attributes};
 use crate::netdev::bpf::{Programs, Xdp};
@@ -11,8 +11,8 @@ use crate::netdev::{Address, Link};
 /// Longest text of an attribute, bytes: `DeviceAttributeMaxValueLength`, `k8s.io/api/resource/v1`.
 const TEXT_MAX: usize = 64;
 
-/// The attributes of a link.
-pub(super) fn of_link(link: &Link, facts: &LinkFacts, addresses: &[&Address], rdma: Option<&RdmaFacts>) -> Attributes {
+/// The attributes of a link, but for those of its RDMA device.
+pub(super) fn of_link(link: &Link, facts: &LinkFacts, addresses: &[&Address]) -> Attributes {
     let mut attributes = Attributes::new();
     let mut set = |name: &str, value: Attribute| {
         attributes.insert(name.to_owned(), value);
@@ -23,12 +23,7 @@ pub(super) fn of_link(link: &Link, facts: &LinkFacts, addresses: &[&Address], rd
     set("state", text(&link.oper_state));
     set("type", text(link.kind.as_deref().unwrap_or("device")));
     set("virtual", Attribute::Bool(facts.is_virtual || (facts.device_path.is_none() && link.parent_device.is_none())));
-    set("rdma", Attribute::Bool(rdma.is_some()));
-    let total = facts.pci.as_ref().map_or(0, |pci| pci.sriov_total);
-    set("sriov", Attribute::Bool(total > 0));
-    if let Some(pci) = facts.pci.as_ref().filter(|_| total > 0) {
-        set("sriovVfs", Attribute::Int(pci.sriov_vfs.into()));
-    }
+    set("rdma", Attribute::Bool(false));
     // A cut address or alias list is of no use to a selector, a cut alias is.
     let mac = link.address.as_ref().map(ToString::to_string).filter(|mac| !mac.is_empty() && mac.len() <= TEXT_MAX);
     let optional = [
@@ -36,21 +31,52 @@ pub(super) fn of_link(link: &Link, facts: &LinkFacts, addresses: &[&Address], rd
         ("alias", link.alias.clone().filter(|alias| !alias.is_empty())),
         ("ipv4", list(addresses, IpAddr::is_ipv4)),
         ("ipv6", list(addresses, IpAddr::is_ipv6)),
-        ("rdmaDevice", rdma.map(|rdma| rdma.name.clone())),
     ];
     for (name, value) in optional {
         if let Some(value) = value {
             set(name, text(&value));
         }
     }
-    if let Some(node) = facts.numa_node {
-        set("numaNode", Attribute::Int(node.into()));
-        set("resource.kubernetes.io/numaNode", Attribute::Int(node.into()));
+    attributes.extend(of_place(facts.pci.as_ref(), facts.numa_node));
+    attributes
+}
+
+/// The attributes of an RDMA device without a link, but for those that every RDMA device has.
+pub(super) fn without_link(facts: &RdmaFacts) -> Attributes {
+    let mut attributes = of_place(facts.pci.as_ref(), facts.numa_node);
+    attributes.insert("virtual".to_owned(), Attribute::Bool(false));
+    attributes
+}
+
+/// Where the hardware is, and what it is.
+fn of_place(pci: Option<&PciFunction>, numa_node: Option<u32>) -> Attributes {
+    let mut attributes = pci.map(of_pci).unwrap_or_default();
+    let total = pci.map_or(0, |pci| pci.sriov_total);
+    attributes.insert("sriov".to_owned(), Attribute::Bool(total > 0));
+    if let Some(pci) = pci.filter(|_| total > 0) {
+        attributes.insert("sriovVfs".to_owned(), Attribute::Int(pci.sriov_vfs.into()));
     }
-    if let Some(pci) = &facts.pci {
-        attributes.extend(of_pci(pci));
+    if let Some(node) = numa_node {
+        for name in ["numaNode", "resource.kubernetes.io/numaNode"] {
+            attributes.insert(name.to_owned(), Attribute::Int(node.into()));
+        }
     }
     attributes
+}
+
+/// Most attributes of a device: 32 with capacities (`ResourceSliceMaxAttributesAndCapacitiesPerDevice`, `k8s.io/api/resource/v1`), less
+/// what a shared NIC gets besides: `shared`, `slots`, `bandwidth`.
+const ATTRIBUTES_MAX: usize = 32 - 3;
+/// What is left out where there are more, first to last: what others say as well, or nobody selects by.
+const LEAST_USEFUL: [&str; 6] = ["rdmaLinkLayer", "tcxProgramNames", "tcFilterNames", "alias", "pciSubsystem", "rdmaRate"];
+
+/// Leaves out what the API has no room for.
+pub(super) fn fit(attributes: &mut Attributes) {
+    for name in LEAST_USEFUL {
+        if attributes.len() > ATTRIBUTES_MAX {
+            attributes.remove(name);
+        }
+    }
 }
 
 /// Vendor, device and subsystem are ids (`0x15b3`), where the peer has names of a database for the first two.
@@ -73,19 +99,6 @@ fn of_pci(pci: &PciFunction) -> Attributes {
         attributes.insert("vfIndex".to_owned(), Attribute::Int(index.into()));
     }
     attributes
-}
-
-/// The RDMA device of a link: the first one of the same device; for one without hardware, the one that runs over the link.
-pub(super) fn rdma_of<'a>(link: &Link, facts: &LinkFacts, devices: &'a [RdmaFacts]) -> Option<&'a RdmaFacts> {
-    // A representor sits on the function whose RDMA device is the uplink's.
-    if is_representor(link) {
-        return None;
-    }
-    devices.iter().find(|rdma| match (&rdma.device_path, &rdma.over) {
-        (Some(path), _) => facts.device_path.as_ref() == Some(path),
-        (None, Some(over)) => *over == link.name,
-        (None, None) => false,
-    })
 }
 
 /// `value`, cut to what an attribute may have, between two characters.
@@ -171,6 +184,22 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// A virtual function with RDMA, eBPF, addresses and an alias.
+    #[test]
+    fn what_the_api_has_no_room_for_is_left_out_in_order() {
+        let all = "alias ebpf encapsulation ifName ipv4 ipv6 isSriovVf mac mtu numaNode pciAddress pciDevice pciSubsystem pciVendor \
+            physicalFunction rdma rdmaDevice rdmaLinkLayer rdmaNetnsMode rdmaNodeGuid rdmaPort rdmaProtocol rdmaRate \
+            resource.kubernetes.io/numaNode resource.kubernetes.io/pcieRoot sriov state tcFilterNames tcxProgramNames type vfIndex virtual";
+        let mut attributes: Attributes = all.split_whitespace().map(|name| (name.to_owned(), Attribute::Int(1))).collect();
+        assert_eq!(attributes.len(), 32);
+        fit(&mut attributes);
+        let lacks: Vec<_> = all.split_whitespace().filter(|name| !attributes.contains_key(*name)).collect();
+        assert_eq!(lacks, ["rdmaLinkLayer", "tcFilterNames", "tcxProgramNames"]);
+        let before = attributes.clone();
+        fit(&mut attributes);
+        assert_eq!(attributes, before);
+    }
 
     proptest! {
         #[test]

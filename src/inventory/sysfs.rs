@@ -3,10 +3,13 @@
 //! Every file is read up to 4 KiB, and one that can't be read is as one that is not there. Links that lead out of the tree are
 //! not followed.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+
+mod rdma;
+
+pub use rdma::{RdmaFacts, RdmaPortFacts};
 
 /// Longest text read from one file, bytes: a page, more than sysfs ever gives.
 const FILE_MAX: u64 = 4096;
@@ -79,17 +82,6 @@ impl LinkFacts {
         Self { is_virtual: false, device: None, device_path: None, pci: None, numa_node: None, dev_port: 0 };
 }
 
-/// What sysfs knows of an RDMA device.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RdmaFacts {
-    /// `mlx5_0`.
-    pub name: String,
-    /// Path of the device it belongs to, below the root.
-    pub device_path: Option<PathBuf>,
-    /// Name of the link it runs over, for one without hardware (rxe).
-    pub over: Option<String>,
-}
-
 impl Sysfs {
     /// The tree below `root` (`/sys`).
     #[must_use]
@@ -150,40 +142,6 @@ impl Sysfs {
         // Mbit/s (`Documentation/ABI/testing/sysfs-class-net`); -1 where it is unknown.
         let megabits: i64 = text(&self.root.join("class/net").join(name).join("speed"))?.parse().ok()?;
         u64::try_from(megabits).ok().filter(|speed| *speed > 0)?.checked_mul(1_000_000)
-    }
-
-    /// All RDMA devices, `mlx5_2` before `mlx5_10`.
-    #[must_use]
-    pub fn rdma_devices(&self) -> Vec<RdmaFacts> {
-        let class = self.root.join("class/infiniband");
-        let entries = std::fs::read_dir(&class).into_iter().flatten().flatten().take(ENTRIES_MAX);
-        let mut devices: Vec<_> = entries
-            .map(|entry| RdmaFacts {
-                name: entry.file_name().to_string_lossy().into_owned(),
-                device_path: self.resolve(&entry.path().join("device")),
-                over: text(&entry.path().join("parent")),
-            })
-            .collect();
-        devices.sort_by(|a, b| (a.name.len(), &a.name).cmp(&(b.name.len(), &b.name)));
-        devices
-    }
-
-    /// The ports of each RDMA device, with their states as the kernel spells them: `ACTIVE`, `DOWN`, `INIT`, `ARMED`, ….
-    /// (`ports/N/state` is `4: ACTIVE`; states in `enum ib_port_state`, `rdma/ib_verbs.h`.)
-    #[must_use]
-    pub fn rdma_ports(&self) -> BTreeMap<String, BTreeMap<u32, String>> {
-        let class = self.root.join("class/infiniband");
-        let ports = |name: &str| {
-            let folder = class.join(name).join("ports");
-            let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten().take(ENTRIES_MAX);
-            entries.filter_map(|entry| {
-                let state = text(&entry.path().join("state"))?;
-                let state = state.split_once(':').map_or(state.as_str(), |(_, word)| word.trim());
-                Some((entry.file_name().to_str()?.parse().ok()?, state.to_owned()))
-            })
-        };
-        let devices = self.rdma_devices();
-        devices.iter().map(|device| (device.name.clone(), ports(&device.name).collect())).collect()
     }
 
     /// The PCI function nearest to the device at `path`. A device on a bus of its own that merely hangs behind a PCI function (a

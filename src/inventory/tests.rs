@@ -4,15 +4,19 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use super::rdma::RdmaSeen;
 use super::sysfs::Sysfs;
 use super::{Attribute, Device, HardwareId, Lent, Scan, ScanOptions, scan};
 use crate::netdev::host_state::Snapshot;
 use crate::netdev::{Address, Link, LinkAddress, Route};
 
+mod rdma;
+
 /// A sysfs tree in a temporary folder, and the links that netlink would show.
 struct Machine {
     dir: tempfile::TempDir,
     snapshot: Snapshot,
+    seen: RdmaSeen,
 }
 
 impl Machine {
@@ -21,7 +25,7 @@ impl Machine {
         for class in ["class/net", "class/infiniband", "bus"] {
             fs::create_dir_all(dir.path().join(class)).unwrap();
         }
-        Self { dir, snapshot: Snapshot::default() }
+        Self { dir, snapshot: Snapshot::default(), seen: RdmaSeen::default() }
     }
 
     fn write(&self, path: &str, text: &str) {
@@ -84,7 +88,7 @@ impl Machine {
     }
 
     fn scan(&self, lent: &[Lent], previous: Option<&Scan>) -> Scan {
-        scan::build(Ok(&self.snapshot), &Sysfs::new(self.dir.path()), ScanOptions::default(), lent, previous)
+        scan::build(Ok((&self.snapshot, &self.seen)), &Sysfs::new(self.dir.path()), ScanOptions::default(), lent, previous)
     }
 }
 
@@ -186,7 +190,7 @@ fn a_link_that_a_test_gives_a_place() {
     places.snapshot.links.push(nic("", 0));
     places.netdev(Some(path), 0, nic("nic1", 2));
     let sysfs = |places: &Path| Sysfs::new(machine.dir.path()).with_places(Some(places.to_owned()));
-    let scan = |sysfs| scan::build(Ok(&machine.snapshot), &sysfs, ScanOptions::default(), &[], None);
+    let scan = |sysfs| scan::build(Ok((&machine.snapshot, &machine.seen)), &sysfs, ScanOptions::default(), &[], None);
     let placed = scan(sysfs(places.dir.path()));
     assert_eq!(names(&placed), names(&before));
     assert_eq!(placed.devices[0].hardware, before.devices[0].hardware);
@@ -353,7 +357,7 @@ fn what_belongs_to_the_host_or_can_not_be_moved_is_withheld_with_a_reason() {
     }
 
     let sysfs = Sysfs::new(machine.dir.path());
-    let all = |options| scan::build(Ok(&machine.snapshot), &sysfs, options, &[], None);
+    let all = |options| scan::build(Ok((&machine.snapshot, &machine.seen)), &sysfs, options, &[], None);
     let with_veth = all(ScanOptions { offer_veth: true, ..ScanOptions::default() });
     assert_eq!(with_veth.devices.len(), 4);
     let careful = all(ScanOptions { need_default_route: true, ..ScanOptions::default() });
@@ -466,18 +470,4 @@ fn hostile_sysfs_is_read_within_bounds() {
     let scan = machine.scan(&[], None);
     assert_eq!(scan.devices, []);
     assert!(reason(&scan, "eth0").contains("can't be told"));
-}
-
-#[test]
-fn states_of_rdma_ports_are_read_as_the_kernel_writes_them() {
-    let machine = Machine::new();
-    machine.rdma("pci0000:00/0000:08:00.0", "mlx5_0");
-    machine.rdma("pci0000:00/0000:09:00.0", "mlx5_1");
-    for (port, state) in [("1", "4: ACTIVE\n"), ("2", "1: DOWN\n"), ("x", "4: ACTIVE\n"), ("3", "")] {
-        machine.write(&format!("devices/pci0000:00/0000:08:00.0/infiniband/mlx5_0/ports/{port}/state"), state);
-    }
-    let ports = Sysfs::new(machine.dir.path()).rdma_ports();
-    let expected = [(1, "ACTIVE".to_owned()), (2, "DOWN".to_owned())];
-    assert_eq!(ports["mlx5_0"], expected.into_iter().collect());
-    assert!(ports["mlx5_1"].is_empty(), "{ports:?}");
 }

@@ -8,6 +8,7 @@ use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::rdma::RdmaSeen;
 use super::sysfs::Sysfs;
 use super::{Lent, Scan, ScanOptions, scan};
 use crate::netdev::bpf::{self, Programs};
@@ -16,6 +17,7 @@ use crate::netdev::monitor::{Group, Monitor};
 use crate::netdev::{Link, Qdisc, address, link, qdisc, route};
 use crate::netlink::{NetlinkError, RouteSocket};
 use crate::netns::Netns;
+use crate::rdma::{RdmaMonitor, RdmaSocket};
 
 /// Events are followed by a look when none came for so long, …
 const QUIET: Duration = Duration::from_millis(100);
@@ -85,11 +87,14 @@ impl Inventory {
     /// When the host can't be listened to or looked at.
     pub async fn start(config: InventoryConfig, lent: LentDevices, stop: CancellationToken) -> Result<Self, InventoryError> {
         // Listening begins before the first look, so that nothing is missed between.
-        let monitor = open_monitor(&config).map_err(InventoryError::Monitor)?;
+        let events = Events::open(&config).map_err(InventoryError::Monitor)?;
         let (scans, _) = watch::channel(Arc::default());
         let shared = Arc::new(Shared { config, lent, scans, looking: Mutex::default(), asked: Notify::new() });
         shared.look(None).await.map_err(InventoryError::Scan)?;
-        tokio::spawn(keep_looking(Arc::clone(&shared), monitor, stop));
+        if !shared.config.sysfs.has_rdma() {
+            tracing::info!("this kernel has no RDMA (no module ib_core): NICs are offered without it");
+        }
+        tokio::spawn(keep_looking(Arc::clone(&shared), events, stop));
         Ok(Self { shared })
     }
 
@@ -152,10 +157,6 @@ impl Shared {
     }
 }
 
-fn open_monitor(config: &InventoryConfig) -> Result<Monitor, NetlinkError> {
-    Monitor::open(&config.netns, &[Group::Link, Group::Address, Group::Route])
-}
-
 /// One look at the calling thread's host, with nothing lent: for the command line.
 ///
 /// # Errors
@@ -164,7 +165,8 @@ pub fn once(sysfs: &Sysfs, options: ScanOptions) -> Result<Scan, String> {
     let netns = Netns::current().map_err(|error| error.to_string())?;
     let snapshot =
         dump(&netns, options).map_err(|error| format!("can't read the host's links, addresses and routes: {error}"))?;
-    Ok(scan::build(Ok(&snapshot), sysfs, options, &[], None))
+    let rdma = rdma(&netns, sysfs);
+    Ok(scan::build(Ok((&snapshot, &rdma)), sysfs, options, &[], None))
 }
 
 /// One look, and why it failed, if it did.
@@ -174,6 +176,7 @@ fn look(config: &InventoryConfig, lent: &LentDevices, previous: Option<&Scan>) -
     loop {
         let snapshot = dump(&config.netns, config.options)
             .map_err(|error| format!("can't read the host's links, addresses and routes: {error}"));
+        let rdma = rdma(&config.netns, &config.sysfs);
         let after = lent();
         let is_settled = before == after || attempt == LOOKS;
         // A device may go out or come back while we look. One that was lent at either time is not new.
@@ -181,10 +184,8 @@ fn look(config: &InventoryConfig, lent: &LentDevices, previous: Option<&Scan>) -
         if is_settled {
             let all: Vec<_> = after.into_iter().chain(since).collect();
             let problem = snapshot.as_ref().err().cloned();
-            return (
-                scan::build(snapshot.as_ref().map_err(Clone::clone), &config.sysfs, config.options, &all, previous),
-                problem,
-            );
+            let seen = snapshot.as_ref().map(|snapshot| (snapshot, &rdma)).map_err(Clone::clone);
+            return (scan::build(seen, &config.sysfs, config.options, &all, previous), problem);
         }
         before = after;
         attempt += 1;
@@ -204,6 +205,30 @@ fn dump(netns: &Netns, options: ScanOptions) -> Result<Snapshot, NetlinkError> {
     })
 }
 
+/// What RDMA netlink tells. Where the kernel has no RDMA it is not asked: that would make it look for a module each time.
+fn rdma(netns: &Netns, sysfs: &Sysfs) -> RdmaSeen {
+    if !sysfs.has_rdma() {
+        return RdmaSeen::default();
+    }
+    let read = || {
+        let Some(mut socket) = RdmaSocket::open_in(netns)? else { return Ok(RdmaSeen::default()) };
+        let deadline = std::time::Instant::now() + DUMPS;
+        let mode = match socket.netns_mode(deadline) {
+            // A kernel before 5.2 has no modes.
+            Err(error) if matches!(error.errno(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => None,
+            mode => Some(mode?),
+        };
+        let devices = socket.devices(deadline)?;
+        let ports = devices.into_iter().map(|device| Ok((socket.ports(device.index, deadline)?, device)));
+        let devices = ports.map(|both| both.map(|(ports, device)| (device, ports))).collect::<Result<_, NetlinkError>>()?;
+        Ok(RdmaSeen { mode, devices, problem: None })
+    };
+    read().unwrap_or_else(|error: NetlinkError| RdmaSeen {
+        problem: Some(format!("can't read RDMA devices by netlink ({error}); sysfs alone tells of them")),
+        ..RdmaSeen::default()
+    })
+}
+
 /// eBPF of each link that may be offered: a node has hundreds of veths, which are pods', with programs of the cluster network.
 fn programs(
     links: &[Link],
@@ -219,30 +244,50 @@ fn programs(
     wanted.map(of_link).collect()
 }
 
-/// A monitor that is opened again when it fails.
+/// Monitors that are opened again when they fail.
 struct Events {
-    monitor: Option<Monitor>,
+    /// Of links, and of RDMA devices.
+    monitors: Option<(Monitor, RdmaMonitor)>,
     pause: Duration,
     reopen_at: Instant,
 }
 
+fn open_monitors(config: &InventoryConfig) -> Result<(Monitor, RdmaMonitor), NetlinkError> {
+    let monitor = Monitor::open(&config.netns, &[Group::Link, Group::Address, Group::Route])?;
+    Ok((monitor, RdmaMonitor::open(&config.netns, config.sysfs.has_rdma())?))
+}
+
 impl Events {
-    /// Waits for a change, or for the monitor to work again (what happened meanwhile is unknown).
+    fn open(config: &InventoryConfig) -> Result<Self, NetlinkError> {
+        Ok(Self { monitors: Some(open_monitors(config)?), pause: REOPEN.0, reopen_at: Instant::now() })
+    }
+
+    /// Waits for a change, or for the monitors to work again (what happened meanwhile is unknown).
     async fn next(&mut self, config: &InventoryConfig) {
         loop {
-            let Some(monitor) = &mut self.monitor else {
+            let Some((links, rdma)) = &mut self.monitors else {
                 sleep_until(self.reopen_at).await;
-                match open_monitor(config) {
-                    Ok(monitor) => {
-                        self.monitor = Some(monitor);
+                match open_monitors(config) {
+                    Ok(monitors) => {
+                        self.monitors = Some(monitors);
                         return;
                     }
                     Err(error) => self.failed(&error),
                 }
                 continue;
             };
-            match monitor.changed().await {
-                Ok(_events_or_overrun) => {
+            let changed = tokio::select! {
+                changed = links.changed() => changed.map(drop),
+                changed = rdma.changed() => changed,
+            };
+            if !rdma.is_complete() && config.sysfs.has_rdma() {
+                // The kernel's modules were loaded meanwhile.
+                if let Ok(complete) = RdmaMonitor::open(&config.netns, true) {
+                    *rdma = complete;
+                }
+            }
+            match changed {
+                Ok(()) => {
                     self.pause = REOPEN.0;
                     return;
                 }
@@ -252,16 +297,15 @@ impl Events {
     }
 
     fn failed(&mut self, error: &NetlinkError) {
-        tracing::warn!(%error, pause = ?self.pause, "inventory: can't listen to changes of links; trying again");
-        self.monitor = None;
+        tracing::warn!(%error, pause = ?self.pause, "inventory: can't listen to changes of links and RDMA devices; trying again");
+        self.monitors = None;
         self.reopen_at = Instant::now() + self.pause;
         self.pause = (self.pause * 2).min(REOPEN.1);
     }
 }
 
-async fn keep_looking(shared: Arc<Shared>, monitor: Monitor, stop: CancellationToken) {
+async fn keep_looking(shared: Arc<Shared>, mut events: Events, stop: CancellationToken) {
     let config = &shared.config;
-    let mut events = Events { monitor: Some(monitor), pause: REOPEN.0, reopen_at: Instant::now() };
     let mut next_rescan = Instant::now() + config.rescan;
     loop {
         tokio::select! {

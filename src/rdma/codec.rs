@@ -1,6 +1,6 @@
 //! Messages of the kernel's RDMA netlink. Pure; nothing here panics, whatever the bytes are.
 
-use super::{Device, Guid, NetnsMode, Port, Protocol};
+use super::{Device, Guid, NetnsMode, Port, Protocol, Resources};
 use crate::netlink::{Message, NetlinkError, decode, encode};
 
 /// `RDMA_NL_NLDEV`: the client that speaks of devices; in the upper bits of a message's type (`RDMA_NL_GET_TYPE`).
@@ -12,27 +12,32 @@ pub(super) mod command {
     pub(in super::super) const SET: u16 = 2;
     pub(in super::super) const PORT_GET: u16 = 5;
     pub(in super::super) const SYS_GET: u16 = 6;
+    pub(in super::super) const RES_GET: u16 = 9;
 }
 
 /// `RDMA_NLDEV_ATTR_*`.
-mod attr {
-    pub(super) const DEV_INDEX: u16 = 1;
-    pub(super) const DEV_NAME: u16 = 2;
-    pub(super) const PORT_INDEX: u16 = 3;
-    pub(super) const FW_VERSION: u16 = 5;
-    pub(super) const NODE_GUID: u16 = 6;
-    pub(super) const SUBNET_PREFIX: u16 = 8;
-    pub(super) const LID: u16 = 9;
-    pub(super) const PORT_STATE: u16 = 12;
-    pub(super) const DEV_NODE_TYPE: u16 = 14;
-    pub(super) const NDEV_INDEX: u16 = 50;
-    pub(super) const NDEV_NAME: u16 = 51;
+pub(super) mod attr {
+    pub(in super::super) const DEV_INDEX: u16 = 1;
+    pub(in super::super) const DEV_NAME: u16 = 2;
+    pub(in super::super) const PORT_INDEX: u16 = 3;
+    pub(in super::super) const FW_VERSION: u16 = 5;
+    pub(in super::super) const NODE_GUID: u16 = 6;
+    pub(in super::super) const SUBNET_PREFIX: u16 = 8;
+    pub(in super::super) const LID: u16 = 9;
+    pub(in super::super) const PORT_STATE: u16 = 12;
+    pub(in super::super) const DEV_NODE_TYPE: u16 = 14;
+    pub(in super::super) const RES_SUMMARY: u16 = 15;
+    pub(in super::super) const RES_SUMMARY_ENTRY: u16 = 16;
+    pub(in super::super) const RES_SUMMARY_ENTRY_NAME: u16 = 17;
+    pub(in super::super) const RES_SUMMARY_ENTRY_CURR: u16 = 18;
+    pub(in super::super) const NDEV_INDEX: u16 = 50;
+    pub(in super::super) const NDEV_NAME: u16 = 51;
     /// `RDMA_NLDEV_SYS_ATTR_NETNS_MODE`.
-    pub(super) const NETNS_MODE: u16 = 66;
-    pub(super) const DEV_PROTOCOL: u16 = 67;
+    pub(in super::super) const NETNS_MODE: u16 = 66;
+    pub(in super::super) const DEV_PROTOCOL: u16 = 67;
     /// `RDMA_NLDEV_NET_NS_FD`.
-    pub(super) const NET_NS_FD: u16 = 68;
-    pub(super) const PARENT_NAME: u16 = 100;
+    pub(in super::super) const NET_NS_FD: u16 = 68;
+    pub(in super::super) const PARENT_NAME: u16 = 100;
 }
 
 /// `enum rdma_node_type`: `RDMA_NODE_RNIC`.
@@ -123,6 +128,20 @@ pub(super) fn port(message: &Message) -> Result<Port, NetlinkError> {
     })
 }
 
+/// The counts of a `RES_GET` reply.
+pub(super) fn resources(reply: &Message) -> Resources {
+    let mut resources = Resources::default();
+    let summary = decode::find(&reply.payload, attr::RES_SUMMARY).unwrap_or_default();
+    for (_, entry) in decode::attributes(summary).filter(|(kind, _)| *kind == attr::RES_SUMMARY_ENTRY) {
+        let name = decode::find(entry, attr::RES_SUMMARY_ENTRY_NAME).map(decode::text);
+        let count = decode::find(entry, attr::RES_SUMMARY_ENTRY_CURR).and_then(read_u64);
+        if let Some((name, count)) = name.zip(count) {
+            resources.note(&name, count);
+        }
+    }
+    resources
+}
+
 fn read_u64(value: &[u8]) -> Option<u64> {
     Some(u64::from_ne_bytes(value.get(..8)?.try_into().ok()?))
 }
@@ -177,6 +196,23 @@ mod tests {
     }
 
     #[test]
+    fn resources_are_read() {
+        let entry = |name: &[u8], count: u64| {
+            let mut bytes = Vec::new();
+            encode::attribute(&mut bytes, 17, name);
+            encode::attribute(&mut bytes, 18, &count.to_ne_bytes());
+            bytes
+        };
+        let mut summary = Vec::new();
+        for (name, count) in [(&b"pd\0"[..], 2), (b"cq\0", 3), (b"qp\0", 4), (b"mr\0", 5), (b"ctx\0", 1), (b"srq\0", 9)] {
+            encode::attribute(&mut summary, 16 | 0x8000, &entry(name, count));
+        }
+        let read = resources(&message(&[(1, &3_u32.to_ne_bytes()), (15 | 0x8000, &summary)]));
+        assert_eq!(read.to_string(), "1 ctx, 4 qp, 3 cq, 5 mr, 2 pd");
+        assert!(read.is_used() && !resources(&message(&[])).is_used());
+    }
+
+    #[test]
     fn requests_are_what_the_header_says() {
         let moved = set_netns(3, 9);
         assert_eq!(moved.kind, 5 << 10 | 2);
@@ -191,7 +227,7 @@ mod tests {
         #[test]
         fn any_message_is_decoded_or_refused(payload in proptest::collection::vec(any::<u8>(), 0..200)) {
             let message = Message { kind: NLDEV, flags: 0, payload };
-            let _ = (device(&message), port(&message), netns_mode(&message));
+            let _ = (device(&message), port(&message), netns_mode(&message), resources(&message));
         }
     }
 }

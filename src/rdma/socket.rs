@@ -4,12 +4,12 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Instant;
 
 use super::codec::{self, command};
-use super::{Device, NetnsMode, Port};
+use super::{Device, NetnsMode, Port, Resources};
 use crate::netlink::{Message, NetlinkError, Socket};
 use crate::netns::Netns;
 
 /// `NETLINK_RDMA`, `linux/netlink.h`.
-const NETLINK_RDMA: isize = 20;
+pub(super) const NETLINK_RDMA: isize = 20;
 
 /// A blocking `NETLINK_RDMA` socket, bound to the namespace it was made in: in exclusive mode it sees, and can move, the devices of
 /// that namespace.
@@ -80,6 +80,17 @@ impl RdmaSocket {
         match self.socket.dump(&codec::of_device(command::PORT_GET, index), deadline) {
             Err(error) if matches!(error.errno(), Some(libc::EINVAL | libc::ENODEV)) => Ok(Vec::new()),
             ports => ports?.iter().map(codec::port).collect(),
+        }
+    }
+
+    /// What is in use of the device with `index`; none when this namespace does not see it.
+    ///
+    /// # Errors
+    /// As [`Socket::get`].
+    pub fn resources(&mut self, index: u32, deadline: Instant) -> Result<Option<Resources>, NetlinkError> {
+        match self.socket.get(&codec::of_device(command::RES_GET, index), deadline) {
+            Err(error) if matches!(error.errno(), Some(libc::EINVAL | libc::ENODEV)) => Ok(None),
+            reply => Ok(Some(codec::resources(&reply?))),
         }
     }
 

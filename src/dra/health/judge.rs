@@ -1,34 +1,52 @@
 //! What is healthy. Pure.
 //!
 //! The kubelet shows the health of devices that a pod has. For them it is the link in the pod that counts: is it there, is it up,
-//! has it a carrier, and are the ports of its RDMA device active. A device that is prepared is down because we took it down, so all
-//! it can lack is itself.
+//! has it a carrier, and is the port of its RDMA device active, wherever that is. A device that is prepared is down because we took it
+//! down, so all it can lack is itself.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{DeviceHealth, MESSAGE_MAX, State};
 use crate::attach::engine::locate;
-use crate::inventory::{Attribute, Attributes, Device, Scan};
+use crate::inventory::{Device, Scan};
+use crate::ledger::record::RdmaRecord;
 use crate::ledger::{ClaimRecord, DeviceRecord, Phase};
 use crate::names::{DeviceName, SandboxId};
 use crate::netdev::Link;
+use crate::rdma::{NetnsMode, PortState};
 
 /// Links of one namespace, or why they can't be read.
 pub type Seen = Result<Arc<Vec<Link>>, String>;
 
-/// States of the ports of RDMA devices, by the device's name and the port's number.
-pub type RdmaPorts = BTreeMap<String, BTreeMap<u32, String>>;
+/// An RDMA device and the states of its ports, by their numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RdmaState {
+    /// The device.
+    pub device: crate::rdma::Device,
+    /// Its ports.
+    pub ports: BTreeMap<u32, PortState>,
+}
+
+/// RDMA devices that one namespace sees, or why they can't be read.
+pub type SeenRdma = Result<Arc<Vec<RdmaState>>, String>;
+
+/// What was seen in one namespace.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Its links.
+    pub links: Seen,
+    /// Its RDMA devices; in pods they are looked at only where the RDMA device is in the pod.
+    pub rdma: SeenRdma,
+}
 
 /// What was seen. A sandbox whose namespace is not open is not in it.
 #[derive(Debug, Clone)]
 pub struct Links {
     /// On the host.
-    pub host: Seen,
+    pub host: Place,
     /// In the sandboxes that have devices.
-    pub pods: BTreeMap<SandboxId, Seen>,
-    /// Of the RDMA devices that the host shows.
-    pub ports: RdmaPorts,
+    pub pods: BTreeMap<SandboxId, Place>,
 }
 
 /// State and message.
@@ -41,7 +59,7 @@ const HEALTHY: Verdict = (State::Healthy, String::new());
 #[must_use]
 pub fn all<'a>(pool: &str, scan: &Scan, records: impl IntoIterator<Item = &'a ClaimRecord>, links: &Links) -> Vec<DeviceHealth> {
     let free = scan.devices.iter().map(|device| {
-        let (state, message) = active(free(device), &device.attributes, &links.ports);
+        let (state, message) = free(device, links);
         entry(pool, &device.name, state, message)
     });
     let lent = records.into_iter().flat_map(|record| health(record, links));
@@ -54,30 +72,65 @@ pub fn all<'a>(pool: &str, scan: &Scan, records: impl IntoIterator<Item = &'a Cl
 #[must_use]
 pub fn health(record: &ClaimRecord, links: &Links) -> Vec<DeviceHealth> {
     let judged = record.devices.iter().map(|device| {
-        let mut verdict = lent(device, links);
-        if device.phase == Phase::Attached {
-            verdict = active(verdict, &device.attributes, &links.ports);
-        }
-        let (state, message) = verdict;
+        let (state, message) = both(lent(device, links), || lent_rdma(device, links));
         entry(&device.pool, &device.device, state, message)
     });
     judged.collect()
 }
 
-/// What it is with its RDMA device in view. A port can only be active over a link that is, so it is looked at where the link is well.
-/// Which of several ports belongs to the link can't be told here: one that is active is enough. In exclusive mode a device that is in
-/// a pod is not in the host's sysfs; then the link alone counts.
-fn active(verdict: Verdict, attributes: &Attributes, ports: &RdmaPorts) -> Verdict {
-    let Some(Attribute::String(name)) = attributes.get("rdmaDevice").filter(|_| verdict.0 == State::Healthy) else {
-        return verdict;
-    };
-    match ports.get(name) {
-        Some(ports) if !ports.is_empty() && ports.values().all(|state| state != "ACTIVE") => {
-            let states: Vec<_> = ports.iter().map(|(number, state)| format!("port {number} of {name} is {state}")).collect();
-            (State::Unhealthy, format!("RDMA port not active: {}", states.join(", ")))
-        }
-        _ => verdict,
+/// The link's verdict, and where it is well, that of the RDMA device: a port can only be active over a link that is.
+fn both(link: Verdict, rdma: impl FnOnce() -> Verdict) -> Verdict {
+    if link.0 == State::Healthy { rdma() } else { link }
+}
+
+/// The RDMA device of a device of a claim, where it is now.
+fn lent_rdma(device: &DeviceRecord, links: &Links) -> Verdict {
+    let Some(rdma) = &device.rdma else { return HEALTHY };
+    let moves = rdma.mode == NetnsMode::Exclusive;
+    match (device.phase, &device.attachment) {
+        (Phase::Attached, Some(attachment)) if moves => match links.pods.get(&attachment.sandbox) {
+            None => (State::Unknown, "the pod's network namespace is not open".to_owned()),
+            Some(pod) => port_of(rdma, &pod.rdma, "in the pod's network namespace"),
+        },
+        (Phase::Attached, _) => port_of(rdma, &links.host.rdma, "on the host"),
+        (phase, _) => match &links.host.rdma {
+            Err(why) => (State::Unknown, format!("the host's RDMA devices can't be read: {why}")),
+            Ok(seen) if find(rdma, seen).is_some() => HEALTHY,
+            Ok(_) if matches!(phase, Phase::Attaching | Phase::Releasing) => {
+                (State::Unknown, "its RDMA device is on its way into the pod or back".to_owned())
+            }
+            Ok(_) => (State::Unhealthy, format!("RDMA device gone: {} is not on the host any more", rdma.name)),
+        },
     }
+}
+
+/// The port that the record names. `place` for the text.
+fn port_of(rdma: &RdmaRecord, seen: &SeenRdma, place: &str) -> Verdict {
+    let seen = match seen {
+        Err(why) => return (State::Unknown, format!("RDMA devices {place} can't be read: {why}")),
+        Ok(seen) => seen,
+    };
+    match find(rdma, seen) {
+        None => (State::Unhealthy, format!("RDMA device gone: {} is not {place} any more", rdma.name)),
+        Some(state) => active(state, rdma.port),
+    }
+}
+
+fn active(state: &RdmaState, port: u32) -> Verdict {
+    let name = &state.device.name;
+    match state.ports.get(&port) {
+        Some(PortState::Active | PortState::ActiveDefer) => HEALTHY,
+        Some(other) => (State::Unhealthy, format!("RDMA port not active: port {port} of {name} is {other}")),
+        None => (State::Unhealthy, format!("RDMA port gone: {name} has no port {port}")),
+    }
+}
+
+/// By index and GUID, which a pod can't change; a driver that registers it anew gives it another index.
+fn find<'a>(rdma: &RdmaRecord, seen: &'a [RdmaState]) -> Option<&'a RdmaState> {
+    let same_guid = |state: &&RdmaState| rdma.node_guid.is_some() && state.device.node_guid == rdma.node_guid;
+    let same_index = |state: &&RdmaState| state.device.index == rdma.index && (rdma.node_guid.is_none() || same_guid(state));
+    let by_index = seen.iter().find(same_index);
+    by_index.or_else(|| seen.iter().find(|state| same_guid(state) && state.device.parent.is_none()))
 }
 
 fn entry(pool: &str, device: &DeviceName, state: State, mut message: String) -> DeviceHealth {
@@ -86,26 +139,37 @@ fn entry(pool: &str, device: &DeviceName, state: State, mut message: String) -> 
     DeviceHealth { pool: pool.to_owned(), device: device.clone(), state, message }
 }
 
-fn free(device: &Device) -> Verdict {
-    match &device.link {
+fn free(device: &Device, links: &Links) -> Verdict {
+    let verdict = match &device.link {
+        None if device.is_rdma_only && device.rdma.is_some() => HEALTHY,
         // The scan is from before its claim ended: a device that is free and gone is in no scan.
         None => (State::Unknown, "it was given back a moment ago, and is being looked at".to_owned()),
         Some(link) if !link.is_up() => {
             (State::Unknown, format!("{} is administratively down on the host, so nothing is known of its carrier", link.name))
         }
         Some(link) => of_link(link, "on the host"),
-    }
+    };
+    both(verdict, || match (&device.rdma, &links.host.rdma) {
+        (Some(rdma), Ok(seen)) => {
+            // One that went away since the scan is in no scan in a moment.
+            seen.iter().find(|state| state.device.name == rdma.name.as_str()).map_or(HEALTHY, |state| active(state, rdma.port))
+        }
+        _ => HEALTHY,
+    })
 }
 
 fn lent(device: &DeviceRecord, links: &Links) -> Verdict {
+    if !device.has_link() {
+        return HEALTHY;
+    }
     if device.child().is_some() {
         return shared(device, links);
     }
     match (device.phase, &device.attachment) {
         (Phase::Attached, Some(attachment)) => match links.pods.get(&attachment.sandbox) {
             None => (State::Unknown, "the pod's network namespace is not open".to_owned()),
-            Some(Err(why)) => (State::Unknown, format!("the pod's network namespace can't be read: {why}")),
-            Some(Ok(inside)) => match locate::in_pod(device, attachment.index, inside) {
+            Some(Place { links: Err(why), .. }) => (State::Unknown, format!("the pod's network namespace can't be read: {why}")),
+            Some(Place { links: Ok(inside), .. }) => match locate::in_pod(device, attachment.index, inside) {
                 Some(link) => of_link(link, "in the pod"),
                 None => {
                     let text = format!("device gone: {} is not in the pod's network namespace any more", device.plan.pod_link);
@@ -113,7 +177,7 @@ fn lent(device: &DeviceRecord, links: &Links) -> Verdict {
                 }
             },
         },
-        (phase, _) => match &links.host {
+        (phase, _) => match &links.host.links {
             Err(why) => (State::Unknown, format!("the host's links can't be read: {why}")),
             Ok(host) if locate::find(device, device.host.index, host).is_some() => HEALTHY,
             Ok(_) if matches!(phase, Phase::Attaching | Phase::Releasing) => {
@@ -126,7 +190,7 @@ fn lent(device: &DeviceRecord, links: &Links) -> Verdict {
 
 /// A device with links on top: the kubelet knows no health of shares, so what one pod does to its link must not count for the others.
 fn shared(device: &DeviceRecord, links: &Links) -> Verdict {
-    match &links.host {
+    match &links.host.links {
         Err(why) => (State::Unknown, format!("the host's links can't be read: {why}")),
         Ok(host) => match locate::find(device, device.host.index, host) {
             Some(link) => of_link(link, "on the host"),

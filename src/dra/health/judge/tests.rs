@@ -3,11 +3,12 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::attach::Plan;
 use crate::config::Restore;
-use crate::inventory::HardwareId;
+use crate::inventory::{HardwareId, RdmaPart};
 use crate::ledger::{Attachment, ClaimRef, PodRef};
-use crate::names::{ClaimUid, PodLinkName, PodUid};
+use crate::names::{ClaimUid, PodLinkName, PodUid, RdmaDeviceName};
 use crate::netdev::{HostState, LinkAddress};
 use crate::netns::NetnsId;
+use crate::rdma::{Guid, Protocol};
 
 const UP: u32 = 1 | IFF_LOWER_UP;
 const POD_INDEX: u32 = 70;
@@ -82,11 +83,8 @@ fn record(phase: Phase) -> ClaimRecord {
 }
 
 fn links(host: &[Link], pod: Option<Seen>) -> Links {
-    Links {
-        host: Ok(Arc::new(host.to_vec())),
-        pods: pod.into_iter().map(|seen| (sandbox(), seen)).collect(),
-        ports: RdmaPorts::new(),
-    }
+    let pod = pod.map(|links| (sandbox(), Place { links, rdma: Ok(Arc::default()) }));
+    Links { host: Place { links: Ok(Arc::new(host.to_vec())), rdma: Ok(Arc::default()) }, pods: pod.into_iter().collect() }
 }
 
 /// State and message of the record's only device.
@@ -142,7 +140,8 @@ fn what_can_not_be_looked_at_is_unknown() {
     assert_says(judged(&record(Phase::Attached), &links(&[], None)), State::Unknown, &["not open"]);
     let unread = links(&[], Some(Err("the kernel did not answer".to_owned())));
     assert_says(judged(&record(Phase::Attached), &unread), State::Unknown, &["the kernel did not answer"]);
-    let no_host = Links { host: Err("no socket".to_owned()), pods: BTreeMap::new(), ports: RdmaPorts::new() };
+    let no_host = Place { links: Err("no socket".to_owned()), rdma: Ok(Arc::default()) };
+    let no_host = Links { host: no_host, pods: BTreeMap::new() };
     assert_says(judged(&record(Phase::Prepared), &no_host), State::Unknown, &["no socket"]);
 }
 
@@ -190,35 +189,130 @@ fn a_long_message_is_cut_between_characters() {
     assert!(text.ends_with('ü'));
 }
 
-/// A record of a device with an RDMA device.
-fn with_rdma(phase: Phase) -> ClaimRecord {
+/// An RDMA device with an index and ports, as netlink shows it.
+fn rdma_device(index: u32, guid: u64, ports: &[(u32, PortState)]) -> RdmaState {
+    let device =
+        crate::rdma::Device { index, name: "mlx5_0".to_owned(), node_guid: Some(Guid(guid)), ..crate::rdma::Device::default() };
+    RdmaState { device, ports: ports.iter().copied().collect() }
+}
+
+/// A record of a device with the second port of an RDMA device.
+fn with_rdma(phase: Phase, mode: NetnsMode) -> ClaimRecord {
     let mut record = record(phase);
-    record.devices[0].attributes.insert("rdmaDevice".to_owned(), Attribute::String("mlx5_0".to_owned()));
+    record.devices[0].rdma = Some(RdmaRecord {
+        name: RdmaDeviceName::new("mlx5_0").unwrap(),
+        index: 5,
+        node_guid: Some(Guid(0x50)),
+        port: 2,
+        protocol: Protocol::Roce,
+        mode,
+        char_devices: Vec::new(),
+        companions: Vec::new(),
+        limits: None,
+        wait_for_port: true,
+        usable: None,
+        problem: None,
+    });
     record
 }
 
-#[test]
-fn rdma_ports_count_where_the_link_is_well() {
-    let seen = |ports: &[(u32, &str)], pod: Link| {
-        let mut links = links(&[link(7, "nic0", 0, "down")], Some(Ok(Arc::new(vec![pod]))));
-        links.ports.insert("mlx5_0".to_owned(), ports.iter().map(|(number, state)| (*number, (*state).to_owned())).collect());
-        links
-    };
-    let well = || link(POD_INDEX, "eth1", UP, "up");
-    let of = |phase, links: &Links| judged(&with_rdma(phase), links);
+/// What is seen with an RDMA device on the host or in the pod, where the link is well.
+fn with_seen(on_host: &[RdmaState], in_pod: &[RdmaState]) -> Links {
+    let well = link(POD_INDEX, "eth1", UP, "up");
+    let mut links = links(&[link(7, "nic0", 0, "down")], Some(Ok(Arc::new(vec![well]))));
+    links.host.rdma = Ok(Arc::new(on_host.to_vec()));
+    links.pods.get_mut(&sandbox()).unwrap().rdma = Ok(Arc::new(in_pod.to_vec()));
+    links
+}
 
-    assert_says(of(Phase::Attached, &seen(&[(1, "ACTIVE")], well())), State::Healthy, &[]);
-    let down = of(Phase::Attached, &seen(&[(1, "DOWN")], well()));
-    assert_says(down, State::Unhealthy, &["RDMA port not active", "port 1 of mlx5_0 is DOWN"]);
-    assert_says(of(Phase::Attached, &seen(&[(1, "INIT"), (2, "ACTIVE")], well())), State::Healthy, &[]);
-    let both = of(Phase::Attached, &seen(&[(1, "INIT"), (2, "DOWN")], well()));
-    assert_says(both, State::Unhealthy, &["port 1 of mlx5_0 is INIT", "port 2 of mlx5_0 is DOWN"]);
+#[test]
+fn the_port_counts_where_the_rdma_device_is_and_the_link_is_well() {
+    let device = |state| rdma_device(5, 0x50, &[(1, PortState::Down), (2, state)]);
+    let (active, down) = (device(PortState::Active), device(PortState::Down));
+    for (mode, seen) in [
+        (NetnsMode::Shared, (|state: &RdmaState| with_seen(&[state.clone()], &[])) as fn(&RdmaState) -> Links),
+        (NetnsMode::Exclusive, |state| with_seen(&[], &[state.clone()])),
+    ] {
+        let of = |state: &RdmaState| judged(&with_rdma(Phase::Attached, mode), &seen(state));
+        assert_says(of(&active), State::Healthy, &[]);
+        assert_says(of(&down), State::Unhealthy, &["RDMA port not active", "port 2 of mlx5_0 is DOWN"]);
+        assert_says(of(&rdma_device(5, 0x50, &[(1, PortState::Active)])), State::Unhealthy, &["no port 2"]);
+        // Registered anew by its driver.
+        assert_says(of(&rdma_device(9, 0x50, &[(2, PortState::Active)])), State::Healthy, &[]);
+        // Another one has the index by now.
+        assert_says(of(&rdma_device(5, 0x99, &[(2, PortState::Active)])), State::Unhealthy, &["RDMA device gone", "mlx5_0"]);
+    }
+    // In the other place it is not in the pod's.
+    let record = with_rdma(Phase::Attached, NetnsMode::Exclusive);
+    assert_says(judged(&record, &with_seen(&[active.clone()], &[])), State::Unhealthy, &["RDMA device gone", "in the pod"]);
     // The link is what is to be mended first.
-    let link_down = of(Phase::Attached, &seen(&[(1, "DOWN")], link(POD_INDEX, "eth1", 0, "down")));
-    assert_says(link_down, State::Unhealthy, &["link down"]);
-    // Taken down by us.
-    assert_says(of(Phase::Prepared, &seen(&[(1, "DOWN")], well())), State::Healthy, &[]);
-    // Moved into the pod, or another device's.
-    assert_says(of(Phase::Attached, &links(&[], Some(Ok(Arc::new(vec![well()]))))), State::Healthy, &[]);
-    assert_says(judged(&record(Phase::Attached), &seen(&[(1, "DOWN")], well())), State::Healthy, &[]);
+    let mut seen = with_seen(&[], &[down.clone()]);
+    seen.pods.get_mut(&sandbox()).unwrap().links = Ok(Arc::new(vec![link(POD_INDEX, "eth1", 0, "down")]));
+    assert_says(judged(&record, &seen), State::Unhealthy, &["link down"]);
+    seen = with_seen(&[], &[active]);
+    seen.pods.get_mut(&sandbox()).unwrap().rdma = Err("no answer".to_owned());
+    assert_says(judged(&record, &seen), State::Unknown, &["no answer"]);
+    // Not claimed.
+    assert_says(judged(&self::record(Phase::Attached), &with_seen(&[down], &[])), State::Healthy, &[]);
+}
+
+#[test]
+fn a_prepared_rdma_device_only_has_to_be_there() {
+    let down = rdma_device(5, 0x50, &[(2, PortState::Down)]);
+    for mode in [NetnsMode::Shared, NetnsMode::Exclusive] {
+        assert_says(judged(&with_rdma(Phase::Prepared, mode), &with_seen(&[down.clone()], &[])), State::Healthy, &[]);
+        let gone = judged(&with_rdma(Phase::Prepared, mode), &with_seen(&[], &[]));
+        assert_says(gone, State::Unhealthy, &["RDMA device gone", "on the host"]);
+        assert_says(judged(&with_rdma(Phase::Releasing, mode), &with_seen(&[], &[])), State::Unknown, &["on its way"]);
+    }
+}
+
+#[test]
+fn a_device_without_link_is_judged_by_its_port() {
+    let mut record = with_rdma(Phase::Attached, NetnsMode::Exclusive);
+    record.devices[0].host.index = 0;
+    let seen = |state| {
+        let mut seen = with_seen(&[], &[rdma_device(5, 0x50, &[(2, state)])]);
+        seen.pods.get_mut(&sandbox()).unwrap().links = Ok(Arc::default());
+        seen
+    };
+    assert_says(judged(&record, &seen(PortState::Active)), State::Healthy, &[]);
+    assert_says(judged(&record, &seen(PortState::Init)), State::Unhealthy, &["port 2 of mlx5_0 is INIT"]);
+    let mut nowhere = seen(PortState::Active);
+    nowhere.pods.clear();
+    assert_says(judged(&record, &nowhere), State::Unknown, &["not open"]);
+}
+
+#[test]
+fn free_devices_are_judged_by_their_port_too() {
+    let hardware = HardwareId::Pci { address: "0000:8a:00.0".to_owned(), port: String::new() };
+    let rdma = RdmaPart {
+        name: RdmaDeviceName::new("mlx5_0").unwrap(),
+        port: 1,
+        protocol: Protocol::InfiniBand,
+        node_guid: None,
+        companions: vec![],
+    };
+    let device = |link: Option<Link>, rdma: Option<RdmaPart>| Device {
+        name: hardware.device_name(),
+        hardware: hardware.clone(),
+        is_rdma_only: link.is_none(),
+        link,
+        attributes: BTreeMap::new(),
+        rdma,
+    };
+    let up = || Some(link(8, "nic1", UP, "up"));
+    for (device, state, expected) in [
+        (device(up(), Some(rdma.clone())), PortState::Active, State::Healthy),
+        (device(up(), Some(rdma.clone())), PortState::Down, State::Unhealthy),
+        (device(up(), None), PortState::Down, State::Healthy),
+        (device(None, Some(rdma.clone())), PortState::Active, State::Healthy),
+        (device(None, Some(rdma.clone())), PortState::Init, State::Unhealthy),
+        // In exclusive mode it is in a pod, or was until a moment ago.
+        (device(None, None), PortState::Active, State::Unknown),
+    ] {
+        let scan = Scan { devices: vec![device], ..Scan::default() };
+        let seen = with_seen(&[rdma_device(5, 0x50, &[(1, state)])], &[]);
+        assert_eq!(all("node-1", &scan, [], &seen)[0].state, expected, "{scan:?} {state}");
+    }
 }
