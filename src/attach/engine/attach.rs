@@ -1,8 +1,8 @@
 //! Attach: all devices of a pod into its sandbox, all or nothing.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::configure::{self, StepFailure};
@@ -203,7 +203,7 @@ pub(super) struct Target<'a> {
     pub(super) deadline: Instant,
     held_until: Instant,
     guard: &'a PodGuard<'a>,
-    moving: Mutex<Option<Moving<'a>>>,
+    pub(super) moving: Moving<'a>,
 }
 
 impl Engine {
@@ -265,7 +265,7 @@ impl Engine {
         if netns.id() == self.host.id() {
             return Err(AttachError::HostNetwork);
         }
-        let moving = Mutex::new(Some(self.turns.moving()));
+        let moving = self.turns.moving();
         let target = Target { sandbox, path, netns: &netns, deadline, held_until, guard, moving };
         let mut inside = RouteSocket::open_in(&netns).map_err(|e| kernel("opening a netlink socket in the pod", e))?;
         times.open = clock.lap();
@@ -428,11 +428,6 @@ impl Target<'_> {
     /// How much of a hurry there is, now.
     pub(super) fn pace(&self) -> Pace {
         if Instant::now() < self.held_until { Pace::Held } else { Pace::Background }
-    }
-
-    /// Everything has been moved: others may set links up now.
-    pub(super) fn has_moved(&self) {
-        self.moving.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// What is left of the runtime's time, where everything has to be done in it.

@@ -7,6 +7,7 @@
 //! moves, and not while another attach is before its moves or at them, since each of its looks at links needs the lock, too.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -87,10 +88,10 @@ impl Turns {
         Turn { turns: self, pace }
     }
 
-    /// An attach begins. Until this is dropped, its moves being done, no link is set up in the background.
+    /// An attach begins. Until it is done with its moves no link is set up in the background.
     pub(super) fn moving(&self) -> Moving<'_> {
         self.state().moving += 1;
-        Moving(self)
+        Moving { turns: self, done: AtomicBool::new(false) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -98,14 +99,26 @@ impl Turns {
     }
 }
 
-/// An attach that is not done with its moves, until it is dropped.
+/// An attach that is not done with its moves, until that is said, or it is dropped.
 #[derive(Debug)]
-pub(super) struct Moving<'a>(&'a Turns);
+pub(super) struct Moving<'a> {
+    turns: &'a Turns,
+    done: AtomicBool,
+}
+
+impl Moving<'_> {
+    /// Its moves are done.
+    pub(super) fn done(&self) {
+        if !self.done.swap(true, Ordering::Relaxed) {
+            self.turns.state().moving -= 1;
+            self.turns.changed.notify_all();
+        }
+    }
+}
 
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
-        self.0.state().moving -= 1;
-        self.0.changed.notify_all();
+        self.done();
     }
 }
 
