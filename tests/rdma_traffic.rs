@@ -30,7 +30,8 @@ fn is_exclusive() -> bool {
 /// A pod with one or more RDMA NICs.
 struct Running {
     name: &'static str,
-    pod: PodNetns,
+    /// Keeps its namespace.
+    _pod: PodNetns,
     claim: ResolvedClaim,
 }
 
@@ -54,7 +55,7 @@ impl Running {
         let _ = fs::remove_file(format!("/run/netns/{name}"));
         std::os::unix::fs::symlink(pod.path(), format!("/run/netns/{name}")).unwrap();
         engine.attach(&pod_ref(name).uid, &sandbox(name), pod.path(), pci::soon()).unwrap();
-        Self { name, pod, claim }
+        Self { name, _pod: pod, claim }
     }
 
     fn command(&self, line: &str) -> Command {

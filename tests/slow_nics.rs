@@ -13,6 +13,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use dranic::ledger::Phase;
+use dranic::netdev::address::IFA_F_TENTATIVE;
 use dranic::netdev::host_state::Snapshot;
 use dranic::netdev::{Link, link, moves};
 use dranic::netlink::RouteSocket;
@@ -51,12 +52,8 @@ async fn site(arguments: &[&str]) -> Option<(Cluster, Before)> {
             links::add_address(&mut socket, index, address.parse().unwrap()).unwrap();
         }
     }
-    let mut before = states(&cluster);
-    until(PATIENCE, "all NICs are up on the host", || {
-        before = states(&cluster);
-        before.len() == NICS as usize && before.values().all(|state| state.routes.len() >= 2)
-    })
-    .await;
+    until(PATIENCE, "all NICs are up on the host, with all addresses", || is_settled(&cluster)).await;
+    let before = states(&cluster);
     cluster.start_agent().unwrap();
     cluster.wait_ready(PATIENCE).await.unwrap();
     until(PATIENCE, "all NICs are published", || node::published(&cluster).len() >= NICS as usize).await;
@@ -64,12 +61,23 @@ async fn site(arguments: &[&str]) -> Option<(Cluster, Before)> {
 }
 
 fn addresses(n: u32) -> [String; 2] {
-    [format!("10.0.{n}.1/24"), format!("fd00:{n:x}::1/64")]
+    [format!("10.0.{n}.1/24"), format!("fd00:{:x}::1/64", n + 1)]
 }
 
 fn on_node(cluster: &Cluster) -> Vec<Link> {
     let all = link::list(&mut cluster.node.socket().unwrap(), soon()).unwrap();
     all.into_iter().filter(|link| link.name.starts_with("nic")).collect()
+}
+
+/// All have a carrier, and their two addresses and the link-local one.
+fn is_settled(cluster: &Cluster) -> bool {
+    let seen = Snapshot::take(&mut cluster.node.socket().unwrap(), soon()).unwrap();
+    let nics: Vec<&Link> = seen.links.iter().filter(|link| link.name.starts_with("nic") && link.oper_state == "up").collect();
+    let settled = |link: &&&Link| {
+        let all = seen.addresses.iter().filter(|(index, a)| *index == link.index && a.flags & IFA_F_TENTATIVE == 0);
+        all.count() == 3
+    };
+    nics.iter().filter(settled).count() == NICS as usize
 }
 
 fn states(cluster: &Cluster) -> Before {
@@ -101,11 +109,15 @@ async fn pod_with(cluster: &Cluster, name: &str, nics: std::ops::Range<u32>) -> 
     (pod, claims, took)
 }
 
-/// The slowest RunPodSandbox of `count` pods that have no claim: so slow is the machine.
-async fn foreign(cluster: &Cluster, name: &str, count: u32) -> Duration {
+/// Pods that have no claim. Making a namespace needs the kernel's lock, too.
+fn others(cluster: &Cluster, name: &str) -> Vec<Pod> {
+    (0..5).map(|n| cluster.pod(&format!("{name}-{n}")).unwrap()).collect()
+}
+
+/// The slowest RunPodSandbox of pods that have no claim: so slow is the machine.
+async fn foreign(cluster: &Cluster, pods: Vec<Pod>) -> Duration {
     let mut slowest = Duration::ZERO;
-    for n in 0..count {
-        let pod = cluster.pod(&format!("{name}-{n}")).unwrap();
+    for pod in pods {
         let relay = cluster.runtime.run_pod_sandbox(&pod.sandbox).await;
         slowest = slowest.max(relay.elapsed);
         relay.result().unwrap();
@@ -142,12 +154,13 @@ async fn all_home(cluster: &Cluster) {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_runtime_waits_for_the_hold_only_and_the_gate_until_all_are_up() {
     let Some((mut cluster, before)) = site(&[]).await else { return };
-    let idle = foreign(&cluster, "idle", 5).await;
+    let idle = foreign(&cluster, others(&cluster, "idle")).await;
     let (mut pod, claims, prepare) = pod_with(&cluster, "a", 0..NICS).await;
     assert!(on_node(&cluster).iter().all(|link| !link.is_up()), "prepare takes links down");
     println!("measured: NodePrepareResources {} ms", prepare.as_millis());
     let mut slowest = Duration::ZERO;
     for attempt in 0..2 {
+        let busy = others(&cluster, &format!("busy-{attempt}"));
         let begin = Instant::now();
         let run = cluster.runtime.run_pod_sandbox(&pod.sandbox).await;
         let in_hook = run.elapsed;
@@ -158,7 +171,7 @@ async fn the_runtime_waits_for_the_hold_only_and_the_gate_until_all_are_up() {
             starting.started().await.unwrap_or_else(|e| panic!("{e}\n{}", cluster.log()));
             (begin.elapsed(), pod.look().unwrap())
         };
-        let ((gate, seen), busy) = tokio::join!(gate, foreign(&cluster, &format!("busy-{attempt}"), 5));
+        let ((gate, seen), busy) = tokio::join!(gate, foreign(&cluster, busy));
         assert_all_up(&seen);
         println!("measured: attempt {attempt}: gate open after {} ms", gate.as_millis());
         assert_at_most("RunPodSandbox", in_hook, HOLD + BESIDE, busy.max(idle));
@@ -236,7 +249,12 @@ async fn with_the_whole_budget_it_is_answered_in_time_and_so_is_the_end_while_li
     stop.result().unwrap();
     all_home(&cluster).await;
     println!("measured: {up} were up, all back {} ms after the end was answered", begin.elapsed().as_millis());
-    assert_at_most("StopPodSandbox that cuts an attach short", took, HOLD + BESIDE, foreign(&cluster, "idle", 5).await);
+    assert_at_most(
+        "StopPodSandbox that cuts an attach short",
+        took,
+        HOLD + BESIDE,
+        foreign(&cluster, others(&cluster, "idle")).await,
+    );
     node::assert_empty(&pod);
     cluster.unprepare(&claims).await.unwrap();
     assert_as_before(&cluster, &before).await;

@@ -108,8 +108,9 @@ impl Guest {
     /// The PCI function of NIC number `n`: e2e/vm/topology.py gives each NIC its address.
     pub(crate) fn function(&self, n: u8) -> String {
         let wanted = format!("52:54:00:aa:00:{n:02x}");
-        let found = self.links().into_iter().find(|l| l.perm_address.as_ref().is_some_and(|a| a.to_string() == wanted));
-        found.unwrap_or_else(|| panic!("no NIC {wanted}")).parent_device.unwrap().name
+        let is_it = |l: &Link| l.perm_address.as_ref().is_some_and(|a| a.to_string() == wanted);
+        // The kernel may still be bringing it back from a namespace of the test before.
+        wait_for(&format!("NIC {wanted}"), || self.links().into_iter().find(is_it)).parent_device.unwrap().name
     }
 
     /// NIC number `n` as a driver that was just loaded leaves it, but called `nic<n>`.

@@ -9,6 +9,7 @@ use super::configure::{self, StepFailure};
 use super::jobs::{self, Job};
 use super::rdma_in::Lanes;
 use super::there::There;
+use super::turns::Moving;
 use super::{Engine, KernelError, Observed, Pace, PodGuard, Released, look_deadline};
 use crate::crash;
 use crate::ledger::{ClaimRecord, DeviceRecord, Phase, Share};
@@ -202,6 +203,7 @@ pub(super) struct Target<'a> {
     pub(super) deadline: Instant,
     held_until: Instant,
     guard: &'a PodGuard<'a>,
+    pub(super) moving: Moving<'a>,
 }
 
 impl Engine {
@@ -263,7 +265,8 @@ impl Engine {
         if netns.id() == self.host.id() {
             return Err(AttachError::HostNetwork);
         }
-        let target = Target { sandbox, path, netns: &netns, deadline, held_until, guard };
+        let moving = self.turns.moving();
+        let target = Target { sandbox, path, netns: &netns, deadline, held_until, guard, moving };
         let mut inside = RouteSocket::open_in(&netns).map_err(|e| kernel("opening a netlink socket in the pod", e))?;
         times.open = clock.lap();
         let devices = || records.iter().flat_map(|r| &r.devices);

@@ -83,6 +83,7 @@ pub(super) fn run(target: &Target<'_>, turns: &Turns, socket: &mut RouteSocket, 
     settings::change(target.netns, jobs, target.deadline).map_err(failed)?;
     let [before, slow, after] = in_order(jobs);
     send(socket, jobs, &before, target.deadline).map_err(failed)?;
+    target.moving.done();
     let waited = open_one_by_one(target, turns, socket, jobs, &slow)?;
     send(socket, jobs, &after, target.deadline).map_err(failed)?;
     Ok(waited)

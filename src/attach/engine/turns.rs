@@ -3,10 +3,11 @@
 //! The kernel moves one link at a time, with its RTNL lock held for 15 to 20 ms, and everything else on the node that makes or changes
 //! a link waits for that: the network of other pods first of all. So all moves of this agent go one by one: those of a hook that the
 //! runtime waits for before all others, and of each sort that with the nearest deadline. What the runtime does not wait for leaves the
-//! lock free for a moment after each move. Setting a real NIC up holds the lock for up to half a second: one after the other, and behind
-//! all moves.
+//! lock free for a moment after each move. Setting a real NIC up holds the lock for up to half a second: one after the other, behind all
+//! moves, and not while another attach is before its moves or at them, since each of its looks at links needs the lock, too.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,10 @@ pub(super) enum Pace {
     Opening,
 }
 
+/// Longest that setting a link up waits for attaches that are not done with their moves: 32 of these take 0.6 s. So pods that come one
+/// after the other don't put it off for ever.
+const STEPS_BACK: Duration = Duration::from_secs(1);
+
 /// After a turn in the background: time for all who wait for the lock to get it. Most hold it for some microseconds. Pauses as long as
 /// the moves were measured, too: they helped nobody more, and a pod with 32 NICs started 0.4 s later (`docs/performance.md`).
 const PAUSE: Duration = Duration::from_millis(2);
@@ -33,6 +38,8 @@ struct State {
     counter: u64,
     /// Until then only [`Pace::Held`] goes.
     calm_until: Option<Instant>,
+    /// Attaches that are not done with their moves.
+    moving: usize,
 }
 
 /// One move at a time.
@@ -56,7 +63,15 @@ impl Turns {
         state.counter += 1;
         let me = (pace, deadline, state.counter);
         state.waiting.insert(me);
+        let steps_back_until = Instant::now() + STEPS_BACK;
         loop {
+            if pace == Pace::Opening && state.moving > 0 {
+                let left = steps_back_until.saturating_duration_since(Instant::now());
+                if !left.is_zero() {
+                    state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                    continue;
+                }
+            }
             let is_first = !state.busy && state.waiting.first() == Some(&me);
             let calm =
                 state.calm_until.filter(|_| pace != Pace::Held).map(|until| until.saturating_duration_since(Instant::now()));
@@ -73,8 +88,37 @@ impl Turns {
         Turn { turns: self, pace }
     }
 
+    /// An attach begins. Until it is done with its moves no link is set up in the background.
+    pub(super) fn moving(&self) -> Moving<'_> {
+        self.state().moving += 1;
+        Moving { turns: self, done: AtomicBool::new(false) }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An attach that is not done with its moves, until that is said, or it is dropped.
+#[derive(Debug)]
+pub(super) struct Moving<'a> {
+    turns: &'a Turns,
+    done: AtomicBool,
+}
+
+impl Moving<'_> {
+    /// Its moves are done.
+    pub(super) fn done(&self) {
+        if !self.done.swap(true, Ordering::Relaxed) {
+            self.turns.state().moving -= 1;
+            self.turns.changed.notify_all();
+        }
+    }
+}
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.done();
     }
 }
 
@@ -131,5 +175,26 @@ mod tests {
         drop(turns.take(Pace::Background, later(9)));
         assert!(begin.elapsed() >= PAUSE, "{:?}", begin.elapsed());
         assert!(turns.state().waiting.is_empty());
+    }
+
+    #[test]
+    fn no_link_is_set_up_while_another_attach_moves_but_for_ever() {
+        let turns = Turns::default();
+        let moving = turns.moving();
+        let begin = Instant::now();
+        std::thread::scope(|scope| {
+            let opening = scope.spawn(|| drop(turns.take(Pace::Opening, later(1))));
+            drop(turns.take(Pace::Background, later(9)));
+            drop(turns.take(Pace::Held, later(9)));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!opening.is_finished());
+            drop(moving);
+            opening.join().unwrap();
+        });
+        assert!(begin.elapsed() < STEPS_BACK, "it goes on at once when the moves are done");
+        let _moving = turns.moving();
+        let begin = Instant::now();
+        drop(turns.take(Pace::Opening, later(1)));
+        assert!(begin.elapsed() >= STEPS_BACK, "{:?}", begin.elapsed());
     }
 }
