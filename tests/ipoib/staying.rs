@@ -8,7 +8,8 @@ use dranic::rdma::NetnsMode;
 use super::*;
 use crate::rig::names;
 
-const PARTITION: &str = r#"{"interface": {"type": "ipoib", "ipoib": {"pkey": 32769}, "addresses": ["10.81.0.5/24"], "mtu": 2000}}"#;
+const PARTITION: &str =
+    r#"{"interface": {"type": "ipoib", "ipoib": {"pkey": 32769}, "addresses": ["10.81.0.5/24"], "mtu": 2000}}"#;
 
 #[test]
 fn the_link_moves_alone() {

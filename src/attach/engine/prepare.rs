@@ -381,8 +381,11 @@ impl Engine {
         snapshot: &Snapshot,
         plan: &mut plan::Plan,
     ) -> Result<(), PrepareReason> {
-        self.plan_vf(&wanted.config, &device.hardware, host, &snapshot.links, plan)
-            .map_err(|why| PrepareReason::Vf { request: wanted.request.clone(), device: wanted.device.clone(), why })
+        self.plan_vf(&wanted.config, &device.hardware, host, &snapshot.links, plan).map_err(|why| PrepareReason::Vf {
+            request: wanted.request.clone(),
+            device: wanted.device.clone(),
+            why,
+        })
     }
 
     /// What the link with `index` is on the host, and what shall happen to it.

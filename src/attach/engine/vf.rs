@@ -48,7 +48,10 @@ impl Engine {
         let now = self.read_vf(pf, function.index)?;
         let (wanted, before) = plan_vf::wanted(config, &now).map_err(|name| {
             if name.ends_with("Guid") && pf.arphrd != INFINIBAND {
-                return format!("vf.{name}: {} is no InfiniBand link, and its virtual functions have no GUID; remove it", pf.name);
+                return format!(
+                    "vf.{name}: {} is no InfiniBand link, and its virtual functions have no GUID; remove it",
+                    pf.name
+                );
             }
             format!("vf.{name}: the driver of {} does not tell what it is, so it could not be given back", pf.name)
         })?;
