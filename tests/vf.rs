@@ -130,6 +130,8 @@ fn what_can_not_be_is_refused_by_name_and_nothing_stays_of_it() {
     let (before, said) = (guest.state(&vfs[0]), said_of(0));
     let refused = |nic: &Nic, text: &str| refusal(&guest, &engine, nic, text);
     assert_says(&refused(&pf, r#"{"vf": {"vlan": 5}}"#), &["vf: the device is no virtual function"]);
+    let error = refused(&vfs[0], r#"{"vf": {"nodeGuid": "0c42:a103:0065:5f96"}}"#);
+    assert_says(&error, &["vf.nodeGuid: nic0 is no InfiniBand link"]);
     // The driver has no such operation; the tag before it was set and is taken back.
     let error = refused(&vfs[0], r#"{"vf": {"vlan": 5, "linkState": "disable"}}"#);
     assert_says(&error, &["vf.linkState: the driver of nic0 does not support this setting"]);

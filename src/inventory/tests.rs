@@ -471,3 +471,17 @@ fn hostile_sysfs_is_read_within_bounds() {
     assert_eq!(scan.devices, []);
     assert!(reason(&scan, "eth0").contains("can't be told"));
 }
+
+#[test]
+fn pkeys_of_a_port_are_read_in_the_order_of_its_table() {
+    let machine = Machine::new();
+    machine.rdma("pci0000:00/0000:08:00.0", "mlx5_0");
+    for (index, pkey) in
+        [("0", "0xffff\n"), ("10", "0x0002\n"), ("2", "0x8001\n"), ("3", "0x0000\n"), ("4", "0x8000\n"), ("5", "x\n")]
+    {
+        machine.write(&format!("devices/pci0000:00/0000:08:00.0/infiniband/mlx5_0/ports/1/pkeys/{index}"), pkey);
+    }
+    let pkeys = |port| Sysfs::new(machine.dir.path()).pkeys(&crate::names::RdmaDeviceName::new("mlx5_0").unwrap(), port);
+    assert_eq!(pkeys(1), [0xffff, 0x8001, 0x0002]);
+    assert_eq!(pkeys(2), [] as [u16; 0]);
+}

@@ -361,6 +361,14 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_endian = "little")]
+    fn a_partition_is_asked_for_as_a_full_member() {
+        let data = |child: Child| child.data().iter().flat_map(super::super::raw::bytes).collect::<Vec<u8>>();
+        let bytes = data(Child::Ipoib { pkey: 0x0102, mode: IpoibMode::Connected });
+        assert_eq!(bytes, [6, 0, 1, 0, 2, 0x81, 0, 0, 6, 0, 2, 0, 1, 0, 0, 0, 6, 0, 3, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
     fn what_is_asked_for_is_read_back() {
         let netns = Netns::current().unwrap();
         for child in all() {

@@ -1,6 +1,6 @@
 //! IPoIB links of RDMA devices that move. The kernel ends such a link when its RDMA device leaves a namespace, and makes another one as
-//! soon as that has come to the next: in the machine's first namespace, wherever the RDMA device is (up to Linux 6.16), or where the RDMA
-//! device is (later). So the RDMA device goes first. The new link is known by what does not change (PCI function, port's GUID in its
+//! soon as that has come to the next: in the machine's first namespace, wherever the RDMA device is (Linux 6.12), or where the RDMA
+//! device is (newer kernels). So the RDMA device goes first. The new link is known by what does not change (PCI function, port's GUID in its
 //! address), gets what the old one had by itself, and is then moved as any other link, unless it is in the pod already.
 
 use std::collections::BTreeSet;
@@ -167,5 +167,72 @@ fn be_like_old(job: &Job, socket: &mut RouteSocket, link: &Link, old: &HostState
     match report.failed.first() {
         None => Ok(()),
         Some((what, why)) => Err(job.failed(format!("setting {what} of its IPoIB link, which was made anew"), why.clone())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A port of a function, as it was recorded: link `name`, and the last byte of its port's GUID.
+    fn device(name: &str, guid: u8, mode: &str) -> DeviceRecord {
+        let record = json!({
+            "request": "r", "pool": "p", "device": format!("pci-{guid}"), "attributes": {}, "phase": "prepared",
+            "sinceUnixMs": 0,
+            "hardware": {"pci": {"address": "0000:08:00.0", "port": ""}},
+            "host": {"index": 7, "name": name, "mtu": 2044, "address": address(1, guid), "flags": 1, "addresses": [], "routes": [],
+                "rules": [], "neighbours": [], "sysctls": {}},
+            "plan": {"podLink": "net1", "steps": [{"step": "move", "name": "net1", "mtu": 1500, "address": null}]},
+            "rdma": {"name": "mlx5_0", "index": 1, "port": 1, "protocol": "InfiniBand", "mode": mode, "charDevices": [],
+                "waitForPort": true},
+        });
+        serde_json::from_value(record).unwrap()
+    }
+
+    fn address(queue_pair: u8, guid: u8) -> String {
+        format!("00:00:00:{queue_pair:02x}:fe:80:00:00:00:00:00:00:0c:42:a1:03:00:65:5f:{guid:02x}")
+    }
+
+    fn link(index: u32, name: &str, address: &str) -> Link {
+        let parent = crate::netdev::link::ParentDevice { bus: "pci".to_owned(), name: "0000:08:00.0".to_owned() };
+        Link {
+            index,
+            name: name.to_owned(),
+            kind: Some("ipoib".to_owned()),
+            address: Some(address.parse().unwrap()),
+            parent_device: Some(parent),
+            ..Link::default()
+        }
+    }
+
+    #[test]
+    fn only_what_moves_with_an_infiniband_port_is_made_anew() {
+        assert!(locate::is_remade(&device("ib0", 1, "exclusive")));
+        assert!(!locate::is_remade(&device("ib0", 1, "shared")));
+        let mut ethernet = device("nic0", 1, "exclusive");
+        ethernet.host.address = Some("02:00:00:00:00:01".parse().unwrap());
+        assert!(!locate::is_remade(&ethernet));
+    }
+
+    #[test]
+    fn ports_of_one_function_are_told_apart_by_their_gids() {
+        let (one, two) = (device("ib1", 1, "exclusive"), device("ib0", 2, "exclusive"));
+        // Other queue pairs, other indices, and the names the other way round.
+        let there = [link(20, "ib0", &address(5, 1)), link(21, "ib1", &address(6, 2)), link(22, "eth0", "02:00:00:00:00:01")];
+        let found = new_at_home(&[&one, &two], &there);
+        assert_eq!(found.iter().map(|(_, link)| link.index).collect::<Vec<_>>(), [20, 21]);
+        assert_eq!(aside(&found, &there), [(20, "dranic0".to_owned()), (21, "dranic1".to_owned())]);
+        let right = [link(20, "ib1", &address(5, 1)), link(21, "dranic0", &address(6, 2))];
+        assert_eq!(aside(&new_at_home(&[&one, &two], &right), &right), [(21, "dranic1".to_owned())]);
+        assert_eq!(new_at_home(&[&device("ib0", 1, "shared")], &there), []);
+        assert!(locate::find(&one, 22, &there[2..]).is_none(), "the Ethernet link of the function is another one");
+    }
+
+    #[test]
+    fn in_the_pod_it_has_what_its_move_would_have_set() {
+        let state = in_pod_state(&device("ib0", 1, "exclusive"));
+        assert_eq!((state.mtu, state.index), (1500, 7));
     }
 }

@@ -319,7 +319,9 @@ impl Engine {
         for (wanted, device) in devices {
             let start = Instant::now();
             let (host, mut plan) = if device.is_rdma_only {
-                rdma::plan_without_link(wanted, device)?
+                let (host, mut plan) = rdma::plan_without_link(wanted, device)?;
+                self.plan_vf_of((wanted, device), &host, &snapshot, &mut plan)?;
+                (host, plan)
             } else {
                 let index = self.same_index(&snapshot, device).ok_or_else(|| went_away(&wanted.device))?;
                 if let Some(why) = needed.get(&index) {
@@ -365,13 +367,26 @@ impl Engine {
     ) -> Result<(HostState, plan::Plan), PrepareReason> {
         let (host, mut plan) = self.plan_device(claim, wanted, snapshot, index, names)?;
         if plan.child().is_none() {
-            self.plan_vf(&wanted.config, &device.hardware, &host, &snapshot.links, &mut plan)
-                .map_err(|why| PrepareReason::Vf { request: wanted.request.clone(), device: wanted.device.clone(), why })?;
+            self.plan_vf_of((wanted, device), &host, snapshot, &mut plan)?;
         }
         match names.insert(plan.pod_link.clone(), wanted.device.clone()) {
             Some(other) => Err(PrepareReason::NameTwice { device: wanted.device.clone(), other, name: plan.pod_link }),
             None => Ok((host, plan)),
         }
+    }
+
+    fn plan_vf_of(
+        &self,
+        (wanted, device): (&ResolvedDevice, &Device),
+        host: &HostState,
+        snapshot: &Snapshot,
+        plan: &mut plan::Plan,
+    ) -> Result<(), PrepareReason> {
+        self.plan_vf(&wanted.config, &device.hardware, host, &snapshot.links, plan).map_err(|why| PrepareReason::Vf {
+            request: wanted.request.clone(),
+            device: wanted.device.clone(),
+            why,
+        })
     }
 
     /// What the link with `index` is on the host, and what shall happen to it.

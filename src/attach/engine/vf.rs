@@ -15,6 +15,9 @@ use crate::netdev::vf::{self, VfSetting, VfSettings};
 use crate::netdev::{HostState, Link, link};
 use crate::netlink::{NetlinkError, RouteSocket};
 
+/// `ARPHRD_INFINIBAND`, `linux/if_arp.h`.
+const INFINIBAND: u16 = 32;
+
 impl Engine {
     /// Checks a virtual function against its physical one, and puts what is to be set of it in front of its plan. `links` are the
     /// host's.
@@ -44,6 +47,12 @@ impl Engine {
         let pf = pf?;
         let now = self.read_vf(pf, function.index)?;
         let (wanted, before) = plan_vf::wanted(config, &now).map_err(|name| {
+            if name.ends_with("Guid") && pf.arphrd != INFINIBAND {
+                return format!(
+                    "vf.{name}: {} is no InfiniBand link, and its virtual functions have no GUID; remove it",
+                    pf.name
+                );
+            }
             format!("vf.{name}: the driver of {} does not tell what it is, so it could not be given back", pf.name)
         })?;
         if wanted != VfSettings::default() {
@@ -174,9 +183,9 @@ fn pod_mtu(plan: &Plan, host: &HostState) -> u32 {
     moved.unwrap_or(host.mtu)
 }
 
-/// A physical function drops what is longer than its own frames.
+/// A physical function drops what is longer than its own frames; but IPoIB's packets are of links, not of the port.
 fn check_mtu(mtu: u32, pf: &Link) -> Result<(), String> {
-    if mtu <= pf.mtu {
+    if mtu <= pf.mtu || pf.arphrd == INFINIBAND {
         return Ok(());
     }
     Err(format!(

@@ -1,7 +1,7 @@
 //! The RDMA device of a device: what of it the pod gets, and why it can't. Pure.
 
 use super::{Plan, Step};
-use crate::config::{NetworkConfig, RdmaConfig};
+use crate::config::{NetworkConfig, RdmaConfig, VfConfig};
 use crate::inventory::RdmaPart;
 use crate::ledger::RdmaRecord;
 use crate::names::{LINK_NAME_MAX, PodLinkName, RdmaDeviceName};
@@ -108,7 +108,7 @@ pub(crate) fn without_link(config: &NetworkConfig, rdma: &RdmaDeviceName) -> Res
         ("rules", config.rules.is_some()),
         ("neighbors", config.neighbors.is_some()),
         ("ethtool", config.ethtool.is_some()),
-        ("vf", config.vf.is_some()),
+        ("vf", config.vf.as_ref().is_some_and(|vf| *vf != only_guids(vf))),
     ];
     if let Some((field, _)) = fields.iter().find(|(_, is_set)| *is_set) {
         return Err(format!("{field}: the device is an RDMA device without a link; remove {field}"));
@@ -122,6 +122,11 @@ pub(crate) fn without_link(config: &NetworkConfig, rdma: &RdmaDeviceName) -> Res
         left_out: Vec::new(),
         restore: config.restore.unwrap_or_default(),
     })
+}
+
+/// What of `vf` is of RDMA devices without a link, too.
+fn only_guids(vf: &VfConfig) -> VfConfig {
+    VfConfig { node_guid: vf.node_guid, port_guid: vf.port_guid, ..VfConfig::default() }
 }
 
 /// What of `name` can be a link's name.
@@ -209,6 +214,7 @@ mod tests {
     fn a_device_without_link_takes_no_configuration_of_links() {
         let plan = |text: &str| without_link(&config(text), &RdmaDeviceName::new("rocep138s0f0np0").unwrap());
         assert_eq!(plan("{}").unwrap().pod_link.as_str(), "rocep138s0f0np0");
+        assert!(plan(r#"{"vf": {"portGuid": "0c42:a103:0065:5f96"}}"#).is_ok());
         assert_eq!(for_people("/a b%").as_str(), "ab");
         assert_eq!(for_people("%").as_str(), "rdma");
         for (field, text) in [

@@ -11,7 +11,7 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::inventory::hardware::share_name;
-use crate::inventory::{self, Attribute, Scan};
+use crate::inventory::{self, Attribute, HardwareId, Scan};
 use crate::names::DeviceName;
 
 /// `ResourceSliceMaxCountersPerCounterSet`, `k8s.io/api/resource/v1`.
@@ -20,6 +20,10 @@ const COUNTERS_MAX: usize = 32;
 const SETS_MAX: usize = 8;
 /// What `encapsulation` says of Ethernet.
 const ETHERNET: &str = "ether";
+/// What it says of IPoIB.
+const INFINIBAND: &str = "infiniband";
+/// The pattern that every name fits.
+const ALL: &str = "*";
 
 /// Which NICs are shared, and by how many.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,7 +35,8 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Whether shares of the device are offered.
+    /// Whether shares of the device are offered. IPoIB links have partitions only, which a class for Ethernet does not ask for: they are
+    /// shared where a pattern means them.
     #[must_use]
     pub fn covers(&self, device: &inventory::Device) -> bool {
         let text = |name: &str| match device.attributes.get(name) {
@@ -39,9 +44,14 @@ impl Shares {
             _ => "",
         };
         let names = [device.name.as_str(), text("ifName")];
+        let fits = |pattern: &String| names.iter().any(|name| matches(pattern.as_bytes(), name.as_bytes()));
+        let is_hardware = !matches!(device.hardware, HardwareId::Virtual { .. });
         self.slots > 0
-            && text("encapsulation") == ETHERNET
-            && self.patterns.iter().any(|pattern| names.iter().any(|name| matches(pattern.as_bytes(), name.as_bytes())))
+            && match text("encapsulation") {
+                ETHERNET => self.patterns.iter().any(fits),
+                INFINIBAND if is_hardware => self.patterns.iter().filter(|pattern| *pattern != ALL).any(fits),
+                _ => false,
+            }
     }
 }
 
@@ -125,7 +135,7 @@ pub(super) fn counters<'a>(devices: impl IntoIterator<Item = &'a Device>) -> Vec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::{Attributes, HardwareId};
+    use crate::inventory::Attributes;
 
     fn scan(count: usize) -> Scan {
         let device = |number: usize| {
@@ -183,6 +193,7 @@ mod tests {
         let mut infiniband = scan(1);
         infiniband.devices[0].attributes.insert("encapsulation".into(), Attribute::String("infiniband".into()));
         assert_eq!(published(&infiniband, 4, "*").len(), 1);
+        assert_eq!(published(&infiniband, 4, "rail*").len(), 2, "where it is meant");
     }
 
     #[test]
