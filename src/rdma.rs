@@ -4,9 +4,9 @@
 
 pub mod char_devices;
 mod codec;
-pub mod gids;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
+pub mod gids;
 pub mod monitor;
 pub mod opened;
 pub mod ready;
