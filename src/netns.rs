@@ -1,5 +1,7 @@
 //! Owned handles of network namespaces, and work on a thread inside one.
 
+pub mod holder;
+
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};

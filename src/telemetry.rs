@@ -66,6 +66,8 @@ pub struct Metrics {
     pub standby: Gauge<i64, AtomicI64>,
     /// `dranic_unhealthy_devices`: devices that are gone or have no link.
     pub unhealthy_devices: Gauge<i64, AtomicI64>,
+    /// `dranic_lost_devices`: devices that are neither on the host nor in a namespace that can be found.
+    pub lost_devices: Gauge<i64, AtomicI64>,
     /// `dranic_guard_usable`: 1 while containers are held back by the guard.
     pub guard_usable: Gauge<i64, AtomicI64>,
     /// `dranic_guards_waiting`: containers whose guard waits for an attach.
@@ -115,6 +117,7 @@ impl Metrics {
             nri_connected: Gauge::default(),
             standby: Gauge::default(),
             unhealthy_devices: Gauge::default(),
+            lost_devices: Gauge::default(),
             guard_usable: Gauge::default(),
             guards_waiting: Gauge::default(),
             rdma_not_usable: Gauge::default(),
@@ -151,6 +154,8 @@ impl Metrics {
         );
         registry.register("standby", "1 while another agent of this node has the state directory", metrics.standby.clone());
         registry.register("unhealthy_devices", "Devices that are gone or have no link", metrics.unhealthy_devices.clone());
+        let about = "Devices that are neither on the host nor in a network namespace that can be found";
+        registry.register("lost_devices", about, metrics.lost_devices.clone());
         registry.register("guard_usable", "1 while containers are held back by the guard", metrics.guard_usable.clone());
         registry.register("guards_waiting", "Containers whose guard waits for an attach", metrics.guards_waiting.clone());
         let about = "RDMA devices in pods that can't be used there: the port is not active, or an address has no GID";

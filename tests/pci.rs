@@ -170,7 +170,7 @@ fn what_the_kernel_returns_is_repaired_within_a_second() {
     assert_eq!(engine.pinned(), 0);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let stop = CancellationToken::new();
-    runtime.spawn(returned::keep(engine.clone(), guest.host.try_clone().unwrap(), stop.clone()));
+    runtime.spawn(returned::keep(engine.clone(), guest.host.try_clone().unwrap(), |_| (), stop.clone()));
     std::thread::sleep(Duration::from_millis(500));
     drop(alive);
     wait_for("the kernel returns it", || guest.find(&nic));

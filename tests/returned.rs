@@ -62,7 +62,7 @@ fn it_is_repaired_within_a_second_of_its_event() {
 
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let stop = CancellationToken::new();
-    runtime.spawn(returned::keep(engine.clone(), world.node.netns().try_clone().unwrap(), stop.clone()));
+    runtime.spawn(returned::keep(engine.clone(), world.node.netns().try_clone().unwrap(), |_| (), stop.clone()));
     // It listens: the first look is over.
     std::thread::sleep(Duration::from_millis(300));
     let event = Instant::now();

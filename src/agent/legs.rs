@@ -13,6 +13,7 @@ use super::claims::Claims;
 use super::places::Places;
 use super::reports::Reporting;
 use super::{NriState, Shared, Signals, cdi, handover, health, hooks, leases, returned, standby, usable, verbs};
+use crate::attach::engine::Lost;
 use crate::dra::publisher::PublisherConfig;
 use crate::dra::{grpc, publisher};
 use crate::inventory::Scan;
@@ -71,7 +72,14 @@ impl Legs {
         tokio::spawn(cdi::keep(specs.clone(), shared.engine.clone(), config.rescan, stops.publisher.clone()));
         shared.background.spawn(leases::keep(shared.clone(), stops.waits.clone()));
         tokio::spawn(keep_usable(shared, stops.publisher.clone()));
-        tokio::spawn(returned::keep(shared.engine.clone(), Netns::current()?, stops.publisher.clone()));
+        let lost = {
+            let shared = shared.clone();
+            move |lost: &[Lost]| {
+                shared.metrics.lost_devices.set(i64::try_from(lost.len()).unwrap_or(i64::MAX));
+                shared.reports.lost(lost);
+            }
+        };
+        tokio::spawn(returned::keep(shared.engine.clone(), Netns::current()?, lost, stops.publisher.clone()));
         let claims = Arc::new(Claims::new(shared.clone(), client.clone(), specs, stops.waits.clone()));
         let health = health::start(shared.clone(), Netns::current()?, stop.clone());
         let bind = || grpc::serve(config.kubelet_sockets(), claims.clone(), health.clone(), stops.grpc.clone());

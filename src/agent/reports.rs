@@ -1,14 +1,14 @@
 //! Carries what happens to devices to the status of claims and to events.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
-use crate::attach::engine::{LeaseNews, Look, Observation, Observed, Seen};
+use crate::attach::engine::{LeaseNews, Look, Lost, Observation, Observed, Seen};
 use crate::attach::{AttachError, Engine, Released};
 use crate::dra::events::{self, Event, Events, EventsConfig, Object, Waiting};
 use crate::dra::status::{self, Queue, Source, StatusConfig};
@@ -24,14 +24,23 @@ pub(crate) struct Reports {
     status: Queue,
     events: Events,
     /// Devices of which it was said that they are gone.
-    gone: Mutex<BTreeSet<(ClaimUid, Share)>>,
+    gone: Mutex<Devices>,
+    /// Devices of which it was said that they are out of sight.
+    lost: Mutex<Devices>,
+}
+
+/// Devices of claims.
+type Devices = BTreeSet<(ClaimUid, Share)>;
+
+fn locked(devices: &Mutex<Devices>) -> MutexGuard<'_, Devices> {
+    devices.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Reports {
     /// Reports, and the events that wait for a client.
     pub(super) fn new() -> (Arc<Self>, Waiting) {
         let (events, waiting) = Events::new();
-        (Arc::new(Self { status: Queue::default(), events, gone: Mutex::default() }), waiting)
+        (Arc::new(Self { status: Queue::default(), events, gone: Mutex::default(), lost: Mutex::default() }), waiting)
     }
 
     /// What the engine tells.
@@ -41,9 +50,10 @@ impl Reports {
         match &observation.what {
             Observed::Prepared | Observed::Attached | Observed::AttachFailed(_) | Observed::Missed | Observed::Rdma(_) => {}
             Observed::Released(outcomes) => outcomes.iter().for_each(|outcome| self.released(record, outcome)),
+            Observed::Held(text) => self.events.send(Event::warning(Object::pod(record), "NamespaceHeld", text)),
             Observed::Restored(device, failed) => self.not_restored(record, device, failed),
             Observed::Lease(device, news) => self.lease(record, device, news),
-            Observed::Forgotten => self.gone().retain(|(claim, _)| *claim != record.claim.uid),
+            Observed::Forgotten => locked(&self.gone).retain(|(claim, _)| *claim != record.claim.uid),
         }
     }
 
@@ -99,13 +109,28 @@ impl Reports {
 
     /// Said once of each device of a claim.
     fn is_gone(&self, record: &ClaimRecord, device: &Share) {
-        if !self.gone().insert((record.claim.uid.clone(), device.clone())) {
+        if !locked(&self.gone).insert((record.claim.uid.clone(), device.clone())) {
             return;
         }
         let host = record.devices.iter().find(|d| d.share() == *device).map_or("unknown", |d| d.host.name.as_str());
         let text = format!("claim {}: device {device} ({host} on the host) is gone; was it unplugged?", record.claim);
         self.events.send(Event::warning(Object::pod(record), "DeviceGone", &text));
         self.events.send(Event::warning(Object::claim(&record.claim), "DeviceGone", &text));
+    }
+
+    /// What is out of sight now: said once of each device, until it is seen again.
+    pub(super) fn lost(&self, lost: &[Lost]) {
+        let key = |lost: &Lost| (lost.record.claim.uid.clone(), lost.device.clone());
+        let known = std::mem::replace(&mut *locked(&self.lost), lost.iter().map(key).collect());
+        for Lost { record, device } in lost.iter().filter(|lost| !known.contains(&key(lost))) {
+            let text = format!(
+                "claim {}, device {device}: it is neither on the host nor in a network namespace that can be found. Something keeps the \
+                 pod's namespace alive (look for it with lsns -t net on the node); the kernel returns the device when that ends",
+                record.claim
+            );
+            self.events.send(Event::warning(Object::pod(record), "DeviceLost", &text));
+            self.events.send(Event::warning(Object::claim(&record.claim), "DeviceLost", &text));
+        }
     }
 
     fn not_restored(&self, record: &ClaimRecord, device: &Share, failed: &[(String, String)]) {
@@ -142,10 +167,6 @@ impl Reports {
             self.is_gone(&look.record, device);
         }
         Some(look)
-    }
-
-    fn gone(&self) -> std::sync::MutexGuard<'_, BTreeSet<(ClaimUid, Share)>> {
-        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

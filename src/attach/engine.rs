@@ -10,6 +10,7 @@ mod jobs;
 mod kept;
 mod lease;
 pub(crate) mod locate;
+mod lost;
 mod note;
 mod observe;
 mod pods;
@@ -42,6 +43,7 @@ use crate::netns::{Netns, NetnsError};
 use turns::Pace;
 
 pub use attach::{Attach, AttachError, AttachTimes};
+pub use lost::Lost;
 pub use observe::{Look, Observation, Observed, Observer, Seen};
 pub use pods::PodGuard;
 pub use prepare::{PrepareError, PrepareReason};

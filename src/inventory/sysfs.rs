@@ -215,6 +215,21 @@ impl Sysfs {
         Some(VirtualFunction { pf: link_name(&function.join("physfn"))?, index: vf_index(&function)? })
     }
 
+    /// Whether the device called `name` on `bus` has a link or an RDMA device, in whichever network namespace: sysfs hides these, but not
+    /// the folder that they are in. It may belong to a device directly below (virtio, auxiliary).
+    #[must_use]
+    pub fn has_interface(&self, bus: &str, name: &str) -> bool {
+        let is_part = |text: &str| !text.is_empty() && !text.starts_with('.') && !text.contains(['/', '\0']);
+        if !is_part(bus) || !is_part(name) {
+            return false;
+        }
+        let device = self.root.join("bus").join(bus).join("devices").join(name);
+        let has = |folder: &Path| ["net", "infiniband"].iter().any(|class| folder.join(class).is_dir());
+        let below = std::fs::read_dir(&device).into_iter().flatten().flatten().take(ENTRIES_MAX);
+        // Not by symbolic links: they lead to other devices.
+        has(&device) || below.filter(|entry| entry.file_type().is_ok_and(|t| t.is_dir())).any(|entry| has(&entry.path()))
+    }
+
     /// The node of the device or of the nearest one above that names one.
     fn numa_node(&self, path: &Path) -> Option<u32> {
         let texts = path.ancestors().filter_map(|p| text(&self.root.join(p).join("numa_node")));

@@ -17,6 +17,14 @@ use crate::netns::Netns;
 /// the two who came first is done first.
 const BACK: Duration = Duration::from_secs(60);
 
+/// The kernel returns the hardware of a namespace that ended some time later, when it cleans up: it is waited for so long.
+pub(super) const COMES_BACK: Duration = Duration::from_secs(3);
+/// How often it is looked for.
+pub(super) const POLL: Duration = Duration::from_millis(50);
+/// Why hardware whose link is somewhere is on neither side.
+const OUT_OF_SIGHT: &str = "it is neither on the host nor in a network namespace that can be found: a process, an open file or a mount \
+     of somebody keeps the pod's namespace alive (lsns -t net); the kernel returns it when that ends";
+
 impl Engine {
     pub(super) fn move_back(&self, netns: &Netns, devices: &[&DeviceRecord], stay: &[Leftover], pace: Pace) -> Vec<Released> {
         match self.both_sides(netns) {
@@ -89,11 +97,19 @@ impl Engine {
         }
     }
 
+    /// Devices whose namespace is gone. The kernel returns hardware some time later, when it cleans up.
     pub(super) fn look_at_home(&self, devices: &[&DeviceRecord]) -> Vec<Released> {
-        let links = self.host_socket().and_then(|mut s| Ok(link::list(&mut s, look_deadline())?));
-        match links {
-            Ok(links) => devices.iter().map(|device| self.at_home_or_gone(device, &links)).collect(),
-            Err(error) => devices.iter().map(|d| Released::Stuck(d.share(), error.to_string())).collect(),
+        let give_up = Instant::now() + COMES_BACK;
+        loop {
+            let links = match self.host_socket().and_then(|mut s| Ok(link::list(&mut s, look_deadline())?)) {
+                Ok(links) => links,
+                Err(error) => return devices.iter().map(|d| Released::Stuck(d.share(), error.to_string())).collect(),
+            };
+            let outcomes: Vec<_> = devices.iter().map(|device| self.at_home_or_gone(device, &links)).collect();
+            if Instant::now() >= give_up || !outcomes.iter().any(|outcome| matches!(outcome, Released::Stuck(..))) {
+                return outcomes;
+            }
+            std::thread::sleep(POLL);
         }
     }
 
@@ -102,6 +118,7 @@ impl Engine {
             // What was made on top of it is not there any more, and that is all there is to give back.
             _ if device.child().is_some() => Released::Deleted(device.share()),
             Some(_) => Released::AtHome(device.share()),
+            None if self.has_interface(device) => Released::Stuck(device.share(), OUT_OF_SIGHT.to_owned()),
             None => Released::Gone(device.share()),
         }
     }

@@ -23,6 +23,8 @@ pub enum Observed {
     Missed,
     /// Devices were taken back, or not: by a stop, a roll-back, or unprepare.
     Released(Vec<Released>),
+    /// Something keeps the namespace of a sandbox alive that ended: what, in words.
+    Held(String),
     /// A device is on the host again, but not as it was: what, and why. Without an entry all is well.
     Restored(Share, Vec<(String, String)>),
     /// A device's address by DHCP is lost, is there again, or is another one.

@@ -79,7 +79,7 @@ impl Engine {
 
     /// Opens and pins the namespace of an attachment if it still exists; gives the links in it.
     fn reopen(&self, attachment: &Attachment) -> Option<Vec<Link>> {
-        let netns = self.open_pod(attachment)?;
+        let netns = self.seek_pod(attachment)?;
         self.pin(&attachment.sandbox, &netns);
         let listed = RouteSocket::open_in(&netns).and_then(|mut socket| link::list(&mut socket, look_deadline()));
         listed.map_err(|error| tracing::warn!(sandbox = %attachment.sandbox, %error, "its links can't be listed")).ok()

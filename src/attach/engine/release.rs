@@ -137,8 +137,11 @@ impl Engine {
     fn release_from(&self, claim: &ClaimUid, attachment: &Attachment, devices: &[&DeviceRecord], pace: Pace) -> Vec<Released> {
         self.change(claim, devices, |device| device.phase = Phase::Releasing);
         crash::point("release: recorded");
-        let outcomes = match self.open_pod(attachment) {
-            Some(netns) => self.move_back(&netns, devices, &self.leftovers_that_stay(claim, attachment, devices), pace),
+        let outcomes = match self.seek_pod(attachment) {
+            Some(netns) => {
+                self.tell_holder(claim, attachment);
+                self.move_back(&netns, devices, &self.leftovers_that_stay(claim, attachment, devices), pace)
+            }
             None => self.look_at_home(devices),
         };
         let home: Vec<&DeviceRecord> = devices

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::home::remove_alt_names;
+use super::home::{COMES_BACK, POLL, remove_alt_names};
 use super::kept::{self, Open};
 use super::{Engine, KernelError, Observed, locate, look_deadline, micros_since};
 use crate::config::Restore;
@@ -12,11 +12,6 @@ use crate::inventory::HardwareId;
 use crate::ledger::{ClaimRecord, DeviceRecord, Share};
 use crate::netdev::{Link, bpf, host_state, link};
 use crate::netlink::RouteSocket;
-
-/// The kernel returns the hardware of a namespace that ended some time later, when it cleans up: it is waited for so long.
-const COMES_BACK: Duration = Duration::from_secs(3);
-/// How often it is looked for.
-const POLL: Duration = Duration::from_millis(50);
 
 impl Engine {
     /// Restores the host state of every device of `record` that is on the host. A property that the kernel refuses is logged by
