@@ -141,11 +141,11 @@ fn a_name_that_is_taken_is_given_when_it_is_free() {
             }
         }),
     );
-    for freed in [true, false] {
-        let (pod, one) = lent(&guest, &engine, "a", &["rx0"], "");
+    for (name, freed) in [("a", true), ("b", false)] {
+        let (pod, one) = lent(&guest, &engine, name, &["rx0"], "");
         inside(&pod, "rdma dev set rx0 name mine");
         run("rdma dev set rx1 name rx0");
-        let _ = release(&engine, "a");
+        let _ = release(&engine, name);
         assert_eq!(names(&guest.host), ["dranic0", "rx0"]);
         if freed {
             run("rdma dev set rx0 name rx1");
