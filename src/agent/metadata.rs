@@ -96,7 +96,10 @@ impl Metadata {
     pub(super) fn remove(&self, claim: &ClaimUid) -> Result<(), String> {
         let mut written = self.written();
         written.remove(claim);
-        remove(&self.folder.join(claim.as_str()))
+        remove(&self.folder.join(claim.as_str()))?;
+        // Where it was the last one: only an empty folder goes.
+        let _ = std::fs::remove_dir(&self.folder);
+        Ok(())
     }
 
     /// Files that say what the records say, and none of claims without a record.

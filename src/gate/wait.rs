@@ -169,6 +169,7 @@ impl Guard<'_> {
         Ok(false)
     }
 
+    /// All is there, and the container's files say so.
     fn told(&self) -> bool {
         self.scene.wait_until_told();
         true

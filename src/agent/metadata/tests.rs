@@ -134,7 +134,7 @@ fn files_follow_the_records_and_go_with_them() {
     let uid = &claim.claim.uid;
     metadata.remove(uid).unwrap();
     metadata.remove(uid).unwrap();
-    assert!(!folder.path().join("metadata/u-1").exists());
+    assert!(!folder.path().join("metadata").exists(), "nothing is left");
 }
 
 #[test]
