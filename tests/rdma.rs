@@ -54,8 +54,9 @@ fn release(engine: &Engine, pod: &str) -> Vec<Released> {
     engine.release(&pod_ref(pod).uid, &sandbox(pod))
 }
 
-fn share(guest: &Guest, nic: &Nic) -> Share {
-    Share { device: guest.name(nic), id: None }
+/// The first device of the only claim.
+fn share(engine: &Engine) -> Share {
+    engine.records()[0].devices[0].share()
 }
 
 #[test]
@@ -80,7 +81,7 @@ fn it_moves_with_its_link_and_back() {
     // Once more, and nothing is moved.
     assert_eq!(engine.attach(&pod_ref("a").uid, &sandbox("a"), pod.path(), soon()).unwrap().devices, 0);
 
-    assert_eq!(release(&engine, "a"), [Released::Moved(share(&guest, &nic))]);
+    assert_eq!(release(&engine, "a"), [Released::Moved(share(&engine))]);
     assert_eq!(names(&pod.netns().unwrap()), Vec::<String>::new());
     assert_eq!(device(&guest.host, "rx0").index, on_host.index);
     assert!(!guest.link(&nic).is_up());
@@ -209,7 +210,7 @@ fn one_that_is_gone_keeps_nothing() {
     let (pod, one) = lent(&guest, &engine, "a", &["rx0"], "");
     inside(&pod, "rdma link delete rx0");
     assert!(matches!(engine.look(&one.claim.uid).unwrap().seen.values().next(), Some(Seen::NoRdma)));
-    assert_eq!(release(&engine, "a"), [Released::Moved(share(&guest, &nic))]);
+    assert_eq!(release(&engine, "a"), [Released::Moved(share(&engine))]);
     engine.unprepare(&one.claim).unwrap();
     assert!(engine.records().is_empty());
     guest.assert_same(&before, &nic);

@@ -76,9 +76,7 @@ impl Engine {
         host: &mut RdmaSocket,
     ) -> Result<Back, NetlinkError> {
         let inside = locate::rdma(rdma, &pod.devices(look_deadline())?).map(|found| found.index);
-        // The kernel has it leave the namespace of the calling thread, whichever the socket's is (`ib_device_set_netns_put`).
-        let mut leave = |index| netns.run(|| pod.move_to(index, self.host.as_fd(), look_deadline()))?;
-        let moved = inside.map(&mut leave);
+        let moved = inside.map(|index| pod.move_to(netns, index, self.host.as_fd(), look_deadline()));
         crash::point("release: rdma moved");
         let at_home = locate::rdma(rdma, &host.devices(look_deadline())?).cloned();
         let Some(found) = at_home else {

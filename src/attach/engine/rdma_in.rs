@@ -155,9 +155,7 @@ impl Engine {
             *socket = RdmaSocket::open_in(&self.host)?;
         }
         let no_rdma = || NetlinkError::Kernel { errno: libc::EPROTONOSUPPORT, message: None };
-        let socket = socket.as_mut().ok_or_else(no_rdma)?;
-        // It leaves the namespace of the calling thread, whichever the socket's is.
-        self.host.run(|| socket.move_to(index, target.netns.as_fd(), look_deadline()))?
+        socket.as_mut().ok_or_else(no_rdma)?.move_to(&self.host, index, target.netns.as_fd(), look_deadline())
     }
 
     /// Every RDMA device that moved is in the pod, and on the host no more.
