@@ -169,6 +169,8 @@ pub fn plan_with(config: &NetworkConfig, host: &HostState, lease: Option<&Lease>
         Some(lease) => dhcp::mtu(lease, host, &mut left_out),
         None => mtu(interface, host)?,
     };
+    let child = child::of(interface);
+    child.as_ref().map_or(Ok(()), |child| child::check_layer(child, host))?;
     let address = hardware_address(interface, host)?;
     let settings = ethtool::of_pod(config, host)?;
 
@@ -187,10 +189,10 @@ pub fn plan_with(config: &NetworkConfig, host: &HostState, lease: Option<&Lease>
     let (early, late): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|a| !addresses::needs_link_up(a));
     let mut late_mtu = None;
     let mut steps = Vec::from_iter(programs_off(interface, host)?);
-    steps.push(match child::of(interface) {
+    steps.push(match child {
         None => Step::Move { name: pod_link.clone(), mtu, address },
         Some(child) => {
-            child::check(&child, host, address.as_ref())?;
+            child::check_address(&child, address.as_ref())?;
             // The kernel makes a partition with the MTU that its port can have, whatever it is asked (`ipoib_ndo_init`).
             if matches!(child, Child::Ipoib { .. }) {
                 late_mtu = Some(mtu.take().unwrap_or(host.mtu));

@@ -73,13 +73,19 @@ pub(crate) fn of_share(config: &NetworkConfig, is_share: bool) -> Result<Option<
     }
 }
 
-/// Whether the device can have `child` on top. `address`: the one that differs from its own.
-pub(super) fn check(child: &Child, host: &HostState, address: Option<&LinkAddress>) -> Result<(), Unfit> {
+/// Whether such links are made on top of what the device is.
+pub(super) fn check_layer(child: &Child, host: &HostState) -> Result<(), Unfit> {
     let length = host.address.as_ref().map_or(0, |own| own.bytes().len());
-    let (is_ethernet, is_infiniband) = (length == ETHERNET, length == INFINIBAND);
     match child {
-        Child::Macvlan { .. } | Child::Vlan { .. } if !is_ethernet => Err(Unfit::NotEthernet),
-        Child::Ipoib { .. } if !is_infiniband => Err(Unfit::NotInfiniBand),
+        Child::Macvlan { .. } | Child::Vlan { .. } if length != ETHERNET => Err(Unfit::NotEthernet),
+        Child::Ipoib { .. } if length != INFINIBAND => Err(Unfit::NotInfiniBand),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the link can have `address`: the one that differs from the device's own.
+pub(super) fn check_address(child: &Child, address: Option<&LinkAddress>) -> Result<(), Unfit> {
+    match child {
         Child::Macvlan { mode } if *mode != MacvlanMode::Passthru && address.is_none() => Err(Unfit::OwnAddress),
         _ => Ok(()),
     }
@@ -233,6 +239,7 @@ mod tests {
         assert!(refused(r#"{"interface":{"type":"vlan","vlan":{"id":5}}}"#, &infiniband).contains("no Ethernet device"));
         let ipoib = r#"{"interface":{"type":"ipoib","ipoib":{"pkey":32769}}}"#;
         assert!(refused(ipoib, &parent()).contains("no IPoIB link"));
+        assert!(refused(r#"{"interface":{"type":"macvlan"}}"#, &infiniband).contains("no Ethernet device"));
         let plan = planned(ipoib, &infiniband, "s").unwrap();
         let words = "making a ipoib (pkey 0x8001, mode datagram) link in the pod as nic0";
         assert_eq!(plan.steps[0].describe(), words);

@@ -158,6 +158,7 @@ fn ranges_of_the_schema_are_those_of_the_checks() {
         let document = match path.as_str() {
             "interface.vrf.table" => json!({"interface": {"vrf": {"name": "a", "table": "HERE"}}}),
             "interface.vlan.id" => json!({"interface": {"type": "vlan", "vlan": {"id": "HERE"}}}),
+            "interface.ipoib.pkey" => json!({"interface": {"type": "ipoib", "ipoib": {"pkey": "HERE"}}}),
             _ => document,
         };
         let (min, max) = (i128::from(schema["minimum"].as_i64().unwrap()), i128::from(schema["maximum"].as_i64().unwrap()));
