@@ -54,8 +54,9 @@ fn release(engine: &Engine, pod: &str) -> Vec<Released> {
     engine.release(&pod_ref(pod).uid, &sandbox(pod))
 }
 
-fn share(guest: &Guest, nic: &Nic) -> Share {
-    Share { device: guest.name(nic), id: None }
+/// The first device of the only claim.
+fn share(engine: &Engine) -> Share {
+    engine.records()[0].devices[0].share()
 }
 
 #[test]
@@ -80,7 +81,7 @@ fn it_moves_with_its_link_and_back() {
     // Once more, and nothing is moved.
     assert_eq!(engine.attach(&pod_ref("a").uid, &sandbox("a"), pod.path(), soon()).unwrap().devices, 0);
 
-    assert_eq!(release(&engine, "a"), [Released::Moved(share(&guest, &nic))]);
+    assert_eq!(release(&engine, "a"), [Released::Moved(share(&engine))]);
     assert_eq!(names(&pod.netns().unwrap()), Vec::<String>::new());
     assert_eq!(device(&guest.host, "rx0").index, on_host.index);
     assert!(!guest.link(&nic).is_up());
@@ -140,11 +141,11 @@ fn a_name_that_is_taken_is_given_when_it_is_free() {
             }
         }),
     );
-    for freed in [true, false] {
-        let (pod, one) = lent(&guest, &engine, "a", &["rx0"], "");
+    for (name, freed) in [("a", true), ("b", false)] {
+        let (pod, one) = lent(&guest, &engine, name, &["rx0"], "");
         inside(&pod, "rdma dev set rx0 name mine");
         run("rdma dev set rx1 name rx0");
-        let _ = release(&engine, "a");
+        let _ = release(&engine, name);
         assert_eq!(names(&guest.host), ["dranic0", "rx0"]);
         if freed {
             run("rdma dev set rx0 name rx1");
@@ -209,7 +210,7 @@ fn one_that_is_gone_keeps_nothing() {
     let (pod, one) = lent(&guest, &engine, "a", &["rx0"], "");
     inside(&pod, "rdma link delete rx0");
     assert!(matches!(engine.look(&one.claim.uid).unwrap().seen.values().next(), Some(Seen::NoRdma)));
-    assert_eq!(release(&engine, "a"), [Released::Moved(share(&guest, &nic))]);
+    assert_eq!(release(&engine, "a"), [Released::Moved(share(&engine))]);
     engine.unprepare(&one.claim).unwrap();
     assert!(engine.records().is_empty());
     guest.assert_same(&before, &nic);

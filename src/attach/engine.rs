@@ -50,6 +50,7 @@ pub use lost::Lost;
 pub use observe::{Look, Observation, Observed, Observer, Seen};
 pub use pods::PodGuard;
 pub use prepare::{PrepareError, PrepareReason};
+pub(crate) use rdma::preview_rdma;
 pub use recover::{Listed, Reconciled};
 pub use release::Released;
 pub use tend::{HeldLease, LeaseNews, Tended};

@@ -8,14 +8,17 @@ const NEAR: usize = 2;
 /// How many names are listed at most.
 const SHOWN: usize = 12;
 
-/// The device with this name, by which it is published, or whose link on the host has this name or altname.
+/// The device with this name, by which it is published, or whose link on the host has this name or altname, or that is an RDMA device of
+/// this name.
 ///
 /// # Errors
 /// Why there is none, with the reason why a link is not offered, or with names that are near.
 pub fn device<'a>(scan: &'a Scan, name: &str) -> Result<&'a Device, String> {
     let named = |device: &&Device| {
         let link = device.link.as_ref();
-        device.name.as_str() == name || link.is_some_and(|l| l.name == name || l.alt_names.iter().any(|alt| alt == name))
+        let rdma = device.rdma.as_ref().filter(|_| device.is_rdma_only);
+        let is_link = link.is_some_and(|l| l.name == name || l.alt_names.iter().any(|alt| alt == name));
+        device.name.as_str() == name || is_link || rdma.is_some_and(|rdma| rdma.name.as_str() == name)
     };
     if let Some(found) = scan.devices.iter().find(named) {
         return Ok(found);

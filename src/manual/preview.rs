@@ -49,7 +49,13 @@ impl Preview {
     /// # Errors
     /// When the device can't be what the configuration asks for.
     pub fn new(device: &DeviceName, config: &NetworkConfig, host: &HostState, up: bool, netns: &str) -> Result<Self, PlanError> {
-        let Plan { pod_link, steps, left_out, restore } = plan::plan(config, host)?;
+        Ok(Self::of_plan(device, plan::plan(config, host)?, host, up, netns))
+    }
+
+    /// As [`Self::new`], of a plan that is there.
+    #[must_use]
+    pub fn of_plan(device: &DeviceName, plan: Plan, host: &HostState, up: bool, netns: &str) -> Self {
+        let Plan { pod_link, steps, left_out, restore } = plan;
         let down = PreviewStep {
             words: format!("setting {} down on the host", host.name),
             undo_words: "setting it up again, once everything else is given back".to_owned(),
@@ -57,7 +63,7 @@ impl Preview {
             undo: None,
         };
         let steps = up.then_some(down).into_iter().chain(steps.into_iter().map(PreviewStep::of));
-        Ok(Self {
+        Self {
             device: device.clone(),
             host_link: host.name.clone(),
             pod_link: pod_link.to_string(),
@@ -65,7 +71,7 @@ impl Preview {
             steps: steps.collect(),
             left_out,
             restore,
-        })
+        }
     }
 }
 

@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Preview, find};
-use crate::attach::engine::{DeviceSource, Observation, Observed};
-use crate::attach::{AttachTimes, Engine};
+use crate::attach::engine::{self, DeviceSource, Observation, Observed};
+use crate::attach::{AttachTimes, Engine, plan};
 use crate::config::NetworkConfig;
 use crate::dra::resolve::{ResolvedClaim, ResolvedDevice};
 use crate::inventory::{Device, Scan};
 use crate::ledger::{ClaimRecord, ClaimRef, Ledger, PodRef, peek};
 use crate::names::{ClaimUid, DeviceName, PodUid, SandboxId};
+use crate::netdev::HostState;
 use crate::netdev::host_state::Snapshot;
 use crate::netlink::RouteSocket;
 use crate::netns::Netns;
@@ -75,14 +76,29 @@ impl Preview {
     /// When the host can't be read, or the device can't be what the configuration asks for.
     pub fn take(device: &Device, config: &NetworkConfig, netns: &Path) -> Result<Self, ManualError> {
         let host = Netns::current().map_err(ManualError::new)?;
-        let index = device.link.as_ref().map_or(0, |link| link.index);
-        let snapshot = RouteSocket::open_in(&host).and_then(|mut socket| Snapshot::take(&mut socket, Instant::now() + LOOK));
-        let snapshot = snapshot.map_err(|e| ManualError(format!("can't read the host's links, addresses and routes: {e}")))?;
-        let state = host.run(|| snapshot.host_state(index)).map_err(ManualError::new)?;
-        let state = state.ok_or_else(|| ManualError(format!("{} went away just now", device.name)))?;
+        let (state, mut plan) = match (&device.rdma, device.is_rdma_only) {
+            (Some(rdma), true) => {
+                let plan = plan::rdma::without_link(config, &rdma.name).map_err(ManualError)?;
+                (HostState::without_link(rdma.name.as_str()), plan)
+            }
+            _ => {
+                let state = state_of_link(&host, device)?;
+                let plan = plan::plan(config, &state).map_err(ManualError::new)?;
+                (state, plan)
+            }
+        };
+        engine::preview_rdma(&host, device, config, &mut plan).map_err(ManualError)?;
         let up = device.link.as_ref().is_some_and(crate::netdev::Link::is_up);
-        Preview::new(&device.name, config, &state, up, &netns.display().to_string()).map_err(ManualError::new)
+        Ok(Self::of_plan(&device.name, plan, &state, up, &netns.display().to_string()))
     }
+}
+
+fn state_of_link(host: &Netns, device: &Device) -> Result<HostState, ManualError> {
+    let index = device.link.as_ref().map_or(0, |link| link.index);
+    let snapshot = RouteSocket::open_in(host).and_then(|mut socket| Snapshot::take(&mut socket, Instant::now() + LOOK));
+    let snapshot = snapshot.map_err(|e| ManualError(format!("can't read the host's links, addresses and routes: {e}")))?;
+    let state = host.run(|| snapshot.host_state(index)).map_err(ManualError::new)?;
+    state.ok_or_else(|| ManualError(format!("{} went away just now", device.name)))
 }
 
 /// Why a device must be left alone: the agent, whose ledger is in `folder`, has it. Reads only.

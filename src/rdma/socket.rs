@@ -94,12 +94,15 @@ impl RdmaSocket {
         }
     }
 
-    /// Moves the device with `index` into the namespace `target`. Only in exclusive mode, and only where its driver can.
+    /// Moves the device with `index` from `own`, the namespace of this socket, into `target`. Only in exclusive mode, and only where its
+    /// driver can.
     ///
     /// # Errors
     /// What the kernel says: `EOPNOTSUPP` where the driver can't or the mode is shared, `EINVAL` where there is no such device.
-    pub fn move_to(&mut self, index: u32, target: BorrowedFd<'_>, deadline: Instant) -> Result<(), NetlinkError> {
-        self.acknowledged(&codec::set_netns(index, target.as_raw_fd()), deadline)
+    pub fn move_to(&mut self, own: &Netns, index: u32, target: BorrowedFd<'_>, deadline: Instant) -> Result<(), NetlinkError> {
+        // The kernel compares the device's namespace with that of the thread which asks, not of the socket (`ENODEV`;
+        // `ib_device_set_netns_put`, `drivers/infiniband/core/device.c`).
+        own.run(|| self.acknowledged(&codec::set_netns(index, target.as_raw_fd()), deadline))?
     }
 
     /// Renames the device with `index`.

@@ -24,6 +24,8 @@ pub(crate) fn guest(mode: NetnsMode) -> Option<Guest> {
         println!("skipped: needs a guest whose RDMA devices are {mode}");
         return None;
     }
+    // What an earlier test left.
+    names(&guest.host).iter().for_each(|name| run(&format!("rdma link delete {name}")));
     Some(guest)
 }
 

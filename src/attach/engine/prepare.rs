@@ -252,7 +252,7 @@ impl Engine {
 
     fn prepare_reserved(&self, claim: &ResolvedClaim, pod: &PodRef) -> Result<Arc<ClaimRecord>, PrepareReason> {
         let devices = self.find_devices(claim)?;
-        let _one_at_a_time = self.one_plan_of_rdma(&devices);
+        let one_at_a_time = self.one_plan_of_rdma(&devices);
         let records = self.plan_devices(&claim.claim, pod, &devices)?;
         let record = ClaimRecord {
             claim: claim.claim.clone(),
@@ -264,6 +264,7 @@ impl Engine {
         };
         crash::point("prepare: planned");
         let record = self.ledger.put(record, Durability::Disk).map_err(|e| kernel("writing the ledger", KernelError::from(e)))?;
+        drop(one_at_a_time);
         crash::point("prepare: recorded");
         let record = self.finish(record, claim)?;
         self.observe(&record, Observed::Prepared);

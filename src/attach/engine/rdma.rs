@@ -5,6 +5,7 @@ use std::sync::{MutexGuard, PoisonError};
 use super::prepare::kernel;
 use super::{Engine, PrepareReason, locate, look_deadline};
 use crate::attach::plan::{Plan, rdma as plan_rdma};
+use crate::config::NetworkConfig;
 use crate::dra::resolve::ResolvedDevice;
 use crate::inventory::hardware::is_share_name;
 use crate::inventory::{Device, HardwareId, RdmaPart};
@@ -12,7 +13,11 @@ use crate::ledger::{ClaimRecord, DeviceRecord, PodRef, RdmaRecord};
 use crate::names::RdmaDeviceName;
 use crate::netdev::HostState;
 use crate::netlink::NetlinkError;
+use crate::netns::Netns;
 use crate::rdma::{self, NetnsMode, RdmaSocket};
+
+/// What a device lacks for which RDMA is required.
+const NONE: &str = "rdma.enabled: the device has no RDMA device; ask for one that has (attribute rdma), or remove rdma.enabled";
 
 /// What the kernel says of RDMA on the host, now.
 pub(super) struct Now {
@@ -22,10 +27,25 @@ pub(super) struct Now {
 }
 
 impl Now {
-    fn read(socket: RdmaSocket) -> Result<Self, NetlinkError> {
-        let mut socket = socket;
+    /// None where the kernel has no RDMA.
+    fn read(host: &Netns) -> Result<Option<Self>, NetlinkError> {
+        RdmaSocket::open_in(host)?.map(Self::read_by).transpose()
+    }
+
+    fn read_by(mut socket: RdmaSocket) -> Result<Self, NetlinkError> {
         let (mode, devices) = (socket.netns_mode(look_deadline())?, socket.devices(look_deadline())?);
         Ok(Self { socket, mode, devices })
+    }
+
+    /// What is recorded of the RDMA device of `device`, which the inventory saw as `part`.
+    fn record(&mut self, config: &NetworkConfig, device: &Device, part: &RdmaPart, plan: &Plan) -> Result<RdmaRecord, String> {
+        let found = self.find(part);
+        let found =
+            found.ok_or_else(|| format!("rdma: RDMA device {} went away just now; the kubelet will ask again", part.name))?;
+        let ports = self.socket.ports(found.index, look_deadline());
+        let ports = ports.map_err(|error| format!("rdma: reading the ports of RDMA device {}: {error}", part.name))?;
+        let link = device.link.as_ref().map(|link| link.index);
+        plan_rdma::record(config, part, (self.mode, &found, &ports), link, plan.child())
     }
 
     /// The device that the inventory saw as `part`: by its name, unless another one has that by now; else by its GUID.
@@ -48,8 +68,7 @@ impl Engine {
         if !devices.iter().any(|(wanted, device)| device.rdma.is_some() && plan_rdma::is_wanted(&wanted.config)) {
             return Ok(None);
         }
-        let read = RdmaSocket::open_in(&self.host).and_then(|socket| socket.map(Now::read).transpose());
-        read.map_err(|error| kernel("reading RDMA devices", error.into()))
+        Now::read(&self.host).map_err(|error| kernel("reading RDMA devices", error.into()))
     }
 
     /// What is recorded of the device's RDMA device; its step is put into the plan.
@@ -73,15 +92,8 @@ impl Engine {
             }
             return Ok(None);
         };
-        let now = now.ok_or_else(|| {
-            refused(format!("rdma: the kernel has no RDMA any more, and {} is asked for; load ib_core and its driver", part.name))
-        })?;
-        let gone = || refused(format!("rdma: RDMA device {} went away just now; the kubelet will ask again", part.name));
-        let found = now.find(part).ok_or_else(gone)?;
-        let ports = now.socket.ports(found.index, look_deadline());
-        let ports = ports.map_err(|error| kernel("reading ports of RDMA devices", error.into()))?;
-        let link = device.link.as_ref().map(|link| link.index);
-        let record = plan_rdma::record(&wanted.config, part, (now.mode, &found, &ports), link, plan.child()).map_err(refused)?;
+        let now = now.ok_or_else(|| refused(no_rdma(part)))?;
+        let record = now.record(&wanted.config, device, part, plan).map_err(refused)?;
         if record.mode == NetnsMode::Exclusive {
             let is_it = |other: &DeviceRecord| other.moving_rdma().is_some_and(|rdma| rdma.index == record.index);
             self.check_free(pod, wanted, &record.name, is_it)?;
@@ -120,6 +132,27 @@ impl Engine {
             }),
         }
     }
+}
+
+/// Puts the step for the device's RDMA device into a plan that is only to be shown.
+///
+/// # Errors
+/// Why it can't be had.
+pub(crate) fn preview_rdma(host: &Netns, device: &Device, config: &NetworkConfig, plan: &mut Plan) -> Result<(), String> {
+    if !plan_rdma::is_wanted(config) {
+        return Ok(());
+    }
+    let Some(part) = &device.rdma else {
+        return if plan_rdma::is_required(config) { Err(NONE.to_owned()) } else { Ok(()) };
+    };
+    let now = Now::read(host).map_err(|error| format!("reading RDMA devices: {error}"))?;
+    let record = now.ok_or_else(|| no_rdma(part))?.record(config, device, part, plan)?;
+    plan_rdma::add_step(plan, &record);
+    Ok(())
+}
+
+fn no_rdma(part: &RdmaPart) -> String {
+    format!("rdma: the kernel has no RDMA any more, and {} is asked for; load ib_core and its driver", part.name)
 }
 
 /// Host state and plan of an RDMA device without a link.

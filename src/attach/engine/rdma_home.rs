@@ -55,7 +55,7 @@ impl Engine {
         let _one_at_a_time = lock.lock().unwrap_or_else(PoisonError::into_inner);
         let sockets = RdmaSocket::open_in(netns).and_then(|pod| Ok(pod.zip(RdmaSocket::open_in(&self.host)?)));
         let back = |(device, rdma): &(&DeviceRecord, &RdmaRecord), (pod, host): &mut (RdmaSocket, RdmaSocket)| {
-            self.one_back(device, rdma, pod, host).unwrap_or_else(|error| Back::Stuck(error.to_string()))
+            self.one_back(device, rdma, (netns, pod), host).unwrap_or_else(|error| Back::Stuck(error.to_string()))
         };
         let each = |mut outcome: Box<dyn FnMut(&(&DeviceRecord, &RdmaRecord)) -> Back + '_>| {
             all.iter().map(|one| (one.0.share(), outcome(one))).collect()
@@ -72,11 +72,11 @@ impl Engine {
         &self,
         device: &DeviceRecord,
         rdma: &RdmaRecord,
-        pod: &mut RdmaSocket,
+        (netns, pod): (&Netns, &mut RdmaSocket),
         host: &mut RdmaSocket,
     ) -> Result<Back, NetlinkError> {
         let inside = locate::rdma(rdma, &pod.devices(look_deadline())?).map(|found| found.index);
-        let moved = inside.map(|index| pod.move_to(index, self.host.as_fd(), look_deadline()));
+        let moved = inside.map(|index| pod.move_to(netns, index, self.host.as_fd(), look_deadline()));
         crash::point("release: rdma moved");
         let at_home = locate::rdma(rdma, &host.devices(look_deadline())?).cloned();
         let Some(found) = at_home else {

@@ -155,7 +155,7 @@ impl Engine {
             *socket = RdmaSocket::open_in(&self.host)?;
         }
         let no_rdma = || NetlinkError::Kernel { errno: libc::EPROTONOSUPPORT, message: None };
-        socket.as_mut().ok_or_else(no_rdma)?.move_to(index, target.netns.as_fd(), look_deadline())
+        socket.as_mut().ok_or_else(no_rdma)?.move_to(&self.host, index, target.netns.as_fd(), look_deadline())
     }
 
     /// Every RDMA device that moved is in the pod, and on the host no more.
