@@ -58,7 +58,7 @@ start() {
   exec timeout --foreground --kill-after=5 "$limit" qemu-system-x86_64 "${machine[@]}" -machine q35 -m "$mem" \
     -smp "$cpus,sockets=$cpus" -nodefaults -no-reboot -display none -monitor none -serial stdio \
     -kernel "$guest/boot/vmlinuz-$v" -initrd "$guest/initrd" \
-    -append "console=ttyS0 quiet loglevel=3 panic=1 mitigations=off vm.control=$(basename "$control")" \
+    -append "console=ttyS0 quiet loglevel=3 panic=1 mitigations=off no_timer_check vm.control=$(basename "$control")" \
     -fsdev local,id=root,path=/,security_model=none,readonly=on,multidevs=remap \
     -device virtio-9p-pci,bus=pcie.0,fsdev=root,mount_tag=root \
     -fsdev local,id=out,path="${out//,/,,}",security_model=none,multidevs=remap \
