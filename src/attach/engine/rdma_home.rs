@@ -13,7 +13,7 @@ use crate::inventory::HardwareId;
 use crate::ledger::{ClaimRecord, DeviceRecord, RdmaRecord, Share};
 use crate::netlink::NetlinkError;
 use crate::netns::Netns;
-use crate::rdma::RdmaSocket;
+use crate::rdma::{Device, RdmaSocket};
 
 /// What became of an RDMA device on the way back.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,7 +153,9 @@ fn give_name(host: &mut RdmaSocket, rdma: &RdmaRecord, index: u32, is: &str) -> 
     if error.errno() != Some(libc::EEXIST) {
         return Err(format!("it is called {is}, and could not be called {wanted}: {error}"));
     }
-    let names = host.devices(look_deadline()).map(|all| all.into_iter().map(|device| device.name).collect());
+    // Its own name is free for itself: one that stepped aside before stays where it is.
+    let others = |all: Vec<Device>| all.into_iter().filter(|device| device.index != index).map(|device| device.name).collect();
+    let names = host.devices(look_deadline()).map(others);
     let aside = home::free_name(&names.unwrap_or_default());
     let is = if is == aside || host.rename(index, &aside, look_deadline()).is_ok() { aside } else { is.to_owned() };
     Err(format!("it is called {is}, since another RDMA device is called {wanted}; rename that one"))
