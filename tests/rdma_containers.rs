@@ -57,7 +57,7 @@ fn to_node(node: &Netns, name: &str) -> Result<()> {
     let end = Instant::now() + SOON;
     let mut socket = RdmaSocket::open()?.context("no RDMA")?;
     if let Some(device) = socket.devices(end)?.into_iter().find(|device| device.name == name) {
-        socket.move_to(device.index, node.as_fd(), end)?;
+        socket.move_to(&Netns::current()?, device.index, node.as_fd(), end)?;
     }
     Ok(())
 }

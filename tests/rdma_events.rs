@@ -85,11 +85,11 @@ async fn what_happens_to_rdma_devices_is_known_by_events() {
         let index = socket.devices(soon()).unwrap().into_iter().find(|d| d.name == "erxe1").unwrap().index;
         // Whoever listens in the namespace hears of it, too.
         let mut inside = RdmaMonitor::open(&pod, true).unwrap();
-        socket.move_to(index, pod.as_fd(), soon()).unwrap();
+        socket.move_to(&world.guest.host, index, pod.as_fd(), soon()).unwrap();
         world.becomes("moved away", None).await;
         tokio::time::timeout(SOON, inside.changed()).await.expect("heard in the pod").unwrap();
         let mut there = RdmaSocket::open_in(&pod).unwrap().unwrap();
-        there.move_to(index, world.guest.host.as_fd(), soon()).unwrap();
+        there.move_to(&pod, index, world.guest.host.as_fd(), soon()).unwrap();
         world.becomes("moved back", Some("erxe1")).await;
     }
     run("rdma link delete erxe1");

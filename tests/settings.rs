@@ -107,6 +107,7 @@ fn properties_are_set_and_given_back() {
 #[test]
 fn what_is_absent_stays_as_the_host_has_it_and_false_and_empty_do_not() {
     let odd = LinkSettings {
+        mtu: None,
         sizes: PacketSizes { gso: Some(150_000), gro: Some(140_000), gso_ipv4: Some(65_000), gro_ipv4: Some(64_000) },
         tx_queue_len: Some(500),
         alias: Some("of the host".to_owned()),
