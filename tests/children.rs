@@ -402,7 +402,8 @@ fn the_guard_sees_made_links_as_it_sees_moved_ones() {
     let verdict = || {
         let (records, seen) = (vec![(*engine.records()[0]).clone()], world.pod_snapshot(&pod));
         let netns = pod.netns().unwrap().id();
-        let seen = dranic::gate::check::Seen { netns, boot_id: "boot-1", links: &seen.links, addresses: &seen.addresses };
+        let seen =
+            dranic::gate::check::Seen { netns, boot_id: "boot-1", links: &seen.links, addresses: &seen.addresses, rdma: &[] };
         dranic::gate::check::check(&records, &seen)
     };
     use dranic::gate::check::Verdict;
