@@ -271,7 +271,7 @@ fn one_without_a_link_moves_alone() {
     let error = engine.prepare(&wrong, &pod_ref("w")).unwrap_err().to_string();
     assert!(error.contains("interface: the device is an RDMA device without a link"), "{error}");
 
-    let (pod, one) = lent(&guest, &engine, "a", &["ib0"], "");
+    let (pod, one) = lent(&guest, &engine, "a", &["ib0"], r#"{"rdma": {"waitForPort": false}}"#);
     assert_eq!((names(&pod.netns().unwrap()), names(&guest.host)), (vec!["ib0".to_owned()], vec![]));
     assert!(guest.link(&nic).is_up(), "the link is none of its business");
     assert_eq!(engine.look(&one.claim.uid).unwrap().seen.values().collect::<Vec<_>>(), [&Seen::Bare]);

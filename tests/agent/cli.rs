@@ -99,6 +99,10 @@ fn bad_values(dir: &Path) -> Vec<(&'static str, String, &'static str)> {
         ("--rescan", "99999999999999999999".to_owned(), "DRANIC_RESCAN"),
         ("--sysctl-dir", "sys".to_owned(), "DRANIC_SYSCTL_DIR"),
         ("--bpffs", "bpf".to_owned(), "DRANIC_BPFFS"),
+        ("--dev", "dev".to_owned(), "DRANIC_DEV"),
+        ("--ipoib", "perhaps".to_owned(), "DRANIC_IPOIB"),
+        ("--verbs", "perhaps".to_owned(), "DRANIC_VERBS"),
+        ("--rdma-timeout", "0".to_owned(), "DRANIC_RDMA_TIMEOUT"),
         ("--log-format", "xml".to_owned(), "DRANIC_LOG_FORMAT"),
         ("--log-level", "dranic=loud".to_owned(), "DRANIC_LOG"),
     ];
