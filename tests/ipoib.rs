@@ -48,8 +48,8 @@ struct Ports {
 
 impl Ports {
     fn new(mode: NetnsMode, count: u8) -> Option<Self> {
-        run("modprobe -a rdma_rxe ib_ipoib");
         let guest = rig::guest(mode)?;
+        run("modprobe -a rdma_rxe ib_ipoib");
         let mut ports = Self { guest, functions: Vec::new(), wires: Vec::new() };
         for n in 0..count {
             ports.add(n);
