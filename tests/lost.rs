@@ -91,9 +91,9 @@ fn hardware_out_of_sight_is_not_forgotten() {
     let Some(guest) = Guest::new() else { return };
     let nic = guest.fresh(0);
     run("ip link set nic0 up");
-    let before = guest.state(&nic);
+    let (before, name) = (guest.state(&nic), guest.name(&nic));
     let engine = guest.engine();
-    let one = claim("a", &[guest.name(&nic)], "");
+    let one = claim("a", &[name.clone()], "");
     engine.prepare(&one, &pod_ref("a")).unwrap();
     let pod = guest.pod("a");
     engine.attach(&pod_ref("a").uid, &sandbox("a"), pod.path(), soon()).unwrap();
@@ -104,7 +104,7 @@ fn hardware_out_of_sight_is_not_forgotten() {
     let engine = guest.engine();
     engine.recover();
     let lost = engine.lost().unwrap();
-    assert_eq!(lost.iter().map(|l| l.device.device.clone()).collect::<Vec<_>>(), [guest.name(&nic)]);
+    assert_eq!(lost.iter().map(|l| l.device.device.clone()).collect::<Vec<_>>(), [name]);
     let error = engine.unprepare(&one.claim).unwrap_err();
     assert!(error.contains("neither on the host nor in a network namespace that can be found"), "{error}");
     assert_eq!(engine.records()[0].devices[0].phase, Phase::Releasing, "it is still known");

@@ -193,9 +193,9 @@ fn two_pods_talk_on_two_rails_and_neither_opens_the_others_device() {
 
 /// Whether a process in the pod opens the device's character device.
 fn opens(pod: &Running, rdma: &str) -> bool {
-    let all = fs::read_dir("/sys/class/infiniband_verbs").unwrap().map(|entry| entry.unwrap().path());
+    let mut all = fs::read_dir("/sys/class/infiniband_verbs").unwrap().map(|entry| entry.unwrap().path());
     let is_it = |path: &std::path::PathBuf| fs::read_to_string(path.join("ibdev")).is_ok_and(|name| name.trim() == rdma);
-    let found = all.filter(is_it).next().unwrap_or_else(|| panic!("{rdma} has no verbs device"));
+    let found = all.find(is_it).unwrap_or_else(|| panic!("{rdma} has no verbs device"));
     let node = format!("/dev/infiniband/{}", found.file_name().unwrap().to_str().unwrap());
     assert!(fs::metadata(&node).is_ok(), "{node} is not there");
     pod.succeeds(&format!("dd of={node} count=0 status=none conv=notrunc,nocreat"))

@@ -54,17 +54,18 @@ impl Engine {
         let lock = self.cards.of(card);
         let _one_at_a_time = lock.lock().unwrap_or_else(PoisonError::into_inner);
         let sockets = RdmaSocket::open_in(netns).and_then(|pod| Ok(pod.zip(RdmaSocket::open_in(&self.host)?)));
-        let back = |(device, rdma): &(&DeviceRecord, &RdmaRecord), (pod, host): &mut (RdmaSocket, RdmaSocket)| {
-            self.one_back(device, rdma, (netns, pod), host).unwrap_or_else(|error| Back::Stuck(error.to_string()))
-        };
-        let each = |mut outcome: Box<dyn FnMut(&(&DeviceRecord, &RdmaRecord)) -> Back + '_>| {
-            all.iter().map(|one| (one.0.share(), outcome(one))).collect()
-        };
+        let same = |back: Back| all.iter().map(|(device, _)| (device.share(), back.clone())).collect();
         match sockets {
-            Ok(Some(mut sockets)) => each(Box::new(move |one| back(one, &mut sockets))),
+            Ok(Some((mut pod, mut host))) => {
+                let one = |(device, rdma): &(&DeviceRecord, &RdmaRecord)| {
+                    let back = self.one_back(device, rdma, (netns, &mut pod), &mut host);
+                    (device.share(), back.unwrap_or_else(|error| Back::Stuck(error.to_string())))
+                };
+                all.iter().map(one).collect()
+            }
             // Whatever there was went with the kernel's module.
-            Ok(None) => each(Box::new(|_| Back::Gone)),
-            Err(error) => each(Box::new(move |_| Back::Stuck(error.to_string()))),
+            Ok(None) => same(Back::Gone),
+            Err(error) => same(Back::Stuck(error.to_string())),
         }
     }
 

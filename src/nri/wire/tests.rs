@@ -22,7 +22,6 @@ fn request(uid: &str) -> proto::CreateContainerRequest {
         hooks: Some(proto::Hooks { create_runtime, ..Default::default() }),
         cdi_devices,
         env: vec!["A=b".into()],
-        ..Default::default()
     };
     proto::CreateContainerRequest { pod: Some(pod), container: Some(container) }
 }

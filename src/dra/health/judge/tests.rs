@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::slice;
 
 use super::*;
 use crate::attach::Plan;
@@ -231,8 +232,8 @@ fn the_port_counts_where_the_rdma_device_is_and_the_link_is_well() {
     let device = |state| rdma_device(5, 0x50, &[(1, PortState::Down), (2, state)]);
     let (active, down) = (device(PortState::Active), device(PortState::Down));
     for (mode, seen) in [
-        (NetnsMode::Shared, (|state: &RdmaState| with_seen(&[state.clone()], &[])) as fn(&RdmaState) -> Links),
-        (NetnsMode::Exclusive, |state| with_seen(&[], &[state.clone()])),
+        (NetnsMode::Shared, (|state: &RdmaState| with_seen(slice::from_ref(state), &[])) as fn(&RdmaState) -> Links),
+        (NetnsMode::Exclusive, |state| with_seen(&[], slice::from_ref(state))),
     ] {
         let of = |state: &RdmaState| judged(&with_rdma(Phase::Attached, mode), &seen(state));
         assert_says(of(&active), State::Healthy, &[]);
@@ -245,9 +246,13 @@ fn the_port_counts_where_the_rdma_device_is_and_the_link_is_well() {
     }
     // In the other place it is not in the pod's.
     let record = with_rdma(Phase::Attached, NetnsMode::Exclusive);
-    assert_says(judged(&record, &with_seen(&[active.clone()], &[])), State::Unhealthy, &["RDMA device gone", "in the pod"]);
+    assert_says(
+        judged(&record, &with_seen(slice::from_ref(&active), &[])),
+        State::Unhealthy,
+        &["RDMA device gone", "in the pod"],
+    );
     // The link is what is to be mended first.
-    let mut seen = with_seen(&[], &[down.clone()]);
+    let mut seen = with_seen(&[], slice::from_ref(&down));
     seen.pods.get_mut(&sandbox()).unwrap().links = Ok(Arc::new(vec![link(POD_INDEX, "eth1", 0, "down")]));
     assert_says(judged(&record, &seen), State::Unhealthy, &["link down"]);
     seen = with_seen(&[], &[active]);
@@ -261,7 +266,7 @@ fn the_port_counts_where_the_rdma_device_is_and_the_link_is_well() {
 fn a_prepared_rdma_device_only_has_to_be_there() {
     let down = rdma_device(5, 0x50, &[(2, PortState::Down)]);
     for mode in [NetnsMode::Shared, NetnsMode::Exclusive] {
-        assert_says(judged(&with_rdma(Phase::Prepared, mode), &with_seen(&[down.clone()], &[])), State::Healthy, &[]);
+        assert_says(judged(&with_rdma(Phase::Prepared, mode), &with_seen(slice::from_ref(&down), &[])), State::Healthy, &[]);
         let gone = judged(&with_rdma(Phase::Prepared, mode), &with_seen(&[], &[]));
         assert_says(gone, State::Unhealthy, &["RDMA device gone", "on the host"]);
         assert_says(judged(&with_rdma(Phase::Releasing, mode), &with_seen(&[], &[])), State::Unknown, &["on its way"]);
