@@ -93,7 +93,7 @@ fn hardware_out_of_sight_is_not_forgotten() {
     run("ip link set nic0 up");
     let (before, name) = (guest.state(&nic), guest.name(&nic));
     let engine = guest.engine();
-    let one = claim("a", &[name.clone()], "");
+    let one = claim("a", std::slice::from_ref(&name), "");
     engine.prepare(&one, &pod_ref("a")).unwrap();
     let pod = guest.pod("a");
     engine.attach(&pod_ref("a").uid, &sandbox("a"), pod.path(), soon()).unwrap();

@@ -7,6 +7,7 @@ mod rig;
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -132,7 +133,20 @@ async fn one_pod_with_two(rig: &Rig) -> Result<()> {
     rig.exec(&other, "test ! -e /dev/infiniband").await?;
     rig.exec(&other, "test ! -e /var/run/kubernetes.io").await?;
     ensure!(!rig.exec(&other, "cat /sys/fs/cgroup/rdma.max").await?.contains("hca_handle=7"), "limits of another container");
+    without_limits(Path::new("/sys/fs/cgroup"))?;
     end(rig, &sandbox, &claim).await
+}
+
+/// Takes all limits off. The kernel (6.12) keeps those of a cgroup that ends in a list of the RDMA device, and writes into what it has
+/// freed when the device goes (`rdmacg_css_offline`, `rdmacg_unregister_device`): the guest would not outlive the test.
+fn without_limits(folder: &Path) -> Result<()> {
+    let file = folder.join("rdma.max");
+    let limited = std::fs::read_to_string(&file).unwrap_or_default();
+    for device in limited.lines().filter_map(|line| line.split_whitespace().next()) {
+        std::fs::write(&file, format!("{device} hca_handle=max hca_object=max"))?;
+    }
+    let below = std::fs::read_dir(folder)?.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    below.map(|entry| entry.path()).try_for_each(|path| without_limits(&path))
 }
 
 /// Each pod has its own device; the other's can't be opened, however it is called.
