@@ -9,7 +9,7 @@ cd "$here/../.."
 export PATH=$PATH:${HOME:-}/.cargo/bin
 . hack/sum.sh
 read -r -a vm_args <<<"${VM_ARGS:-}"
-limit=900 # seconds for all tests of one guest; they take 2 to 4 minutes
+limit=1800 # seconds for the tests of one guest; they take 5 to 10 minutes
 
 mapfile -t lines < <(sed 's/ *#.*//; /^$/d' "$here/tests")
 if [ $# -gt 0 ]; then
