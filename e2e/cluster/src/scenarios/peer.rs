@@ -248,7 +248,7 @@ pub(super) async fn forgotten_pod(c: Context) -> Result<()> {
     c.api::<Pod>().delete("lost", &DeleteParams::default().grace_period(0)).await?;
     c.pod_gone("lost").await?;
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let records = c.cluster.shell(&node, "find /var/lib/dranic -name '*.json' | wc -l").await?;
+    let records = c.cluster.shell(&node, "find /var/lib/dranic -name '*.json' -not -path '*/metadata/*' | wc -l").await?;
     ensure!(records.trim() == "1", "records in the ledger of an agent that is away: {records}");
     c.agent_returns(&node).await?;
     wait(Duration::from_secs(40), "the pod is forgotten", || async {

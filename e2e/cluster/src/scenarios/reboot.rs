@@ -138,7 +138,10 @@ async fn everything_is_known(c: &Context, node: &str, before: &BTreeSet<String>)
     })
     .await?;
     let now = c.cluster.shell(node, "cat /proc/sys/kernel/random/boot_id").await?;
-    let of_now = format!("grep -rl {} /var/lib/dranic | wc -l; find /var/lib/dranic -name '*.json' | wc -l", now.trim());
+    let of_now = format!(
+        "cd /var/lib/dranic; grep -rl --exclude-dir=metadata {} . | wc -l; find . -name '*.json' -not -path '*/metadata/*' | wc -l",
+        now.trim()
+    );
     let counts = c.cluster.shell(node, &of_now).await?;
     ensure!(counts.lines().all(|count| count == "3"), "records of this boot, and all: {counts}");
     let log = agent_log(c, node).await?;
