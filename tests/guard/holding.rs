@@ -106,6 +106,8 @@ async fn without_an_agent_it_waits_for_one() {
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert!(guard.is_waiting());
     node::assert_empty(&pod);
+    // As a runtime does: whose container is being made is in its list.
+    cluster.runtime.add_pod(pod.sandbox.clone(), vec![]);
     cluster.start_agent().unwrap();
     guard.passes(&cluster).await;
     node::assert_inside(&pod, &names(0..4));

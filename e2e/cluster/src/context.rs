@@ -85,7 +85,10 @@ impl Context {
         let value = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": labels}});
         namespaces.create(&PostParams::default(), &serde_json::from_value(value)?).await?;
         let accounts: Api<ServiceAccount> = self.api();
-        wait(Duration::from_secs(20), "the namespace's service account", || async { Ok(accounts.get("default").await?) }).await?;
+        // After kills of the API server the controllers' watches start late: client-go lets a reflector wait up to 30 s, and with its
+        // jitter twice that (`NewReflector`'s backoff).
+        wait(Duration::from_secs(120), "the namespace's service account", || async { Ok(accounts.get("default").await?) })
+            .await?;
         Ok(())
     }
 

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
-use super::prepare::{PrepareReason, kernel};
+use super::prepare::kernel;
+use super::refusal::PrepareReason;
 use super::{Engine, KernelError, jobs, look_deadline, micros_since};
 use crate::attach::{Step, plan};
 use crate::crash;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Engine;
-use super::prepare::PrepareReason;
+use super::refusal::PrepareReason;
 use crate::attach::plan::child;
 use crate::dra::resolve::ResolvedClaim;
 use crate::inventory::hardware::share_name;

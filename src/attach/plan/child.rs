@@ -1,13 +1,10 @@
 //! Links that are made on top of a device: what the configuration asks for, and what the device has to be for it. Pure.
 
-use std::collections::BTreeMap;
-
 use sha2::{Digest, Sha256};
 
 use crate::config::{InterfaceConfig, InterfaceKind, NetworkConfig};
 use crate::names::{ClaimUid, DeviceName, LINK_NAME_MAX, PodLinkName};
-use crate::netdev::bpf::Programs;
-use crate::netdev::{Child, Ethtool, HostState, Link, LinkAddress, MacvlanMode};
+use crate::netdev::{Child, HostState, Link, LinkAddress, MacvlanMode};
 
 /// Length of an Ethernet address (`ETH_ALEN`, `linux/if_ether.h`), bytes.
 const ETHERNET: usize = 6;
@@ -97,27 +94,14 @@ pub(super) fn check_address(child: &Child, address: Option<&LinkAddress>) -> Res
 pub(crate) fn below(parent: &Link) -> HostState {
     HostState {
         index: parent.index,
-        name: parent.name.clone(),
-        alt_names: Vec::new(),
-        alias: None,
         mtu: parent.mtu,
         min_mtu: parent.min_mtu,
         max_mtu: Some(parent.mtu),
         address: parent.address.clone(),
         flags: parent.flags,
-        tx_queue_len: None,
-        group: 0,
         sizes: parent.sizes,
         tso_max_size: parent.tso_max_size,
-        master: None,
-        addresses: Vec::new(),
-        routes: Vec::new(),
-        rules: Vec::new(),
-        neighbours: Vec::new(),
-        sysctls: BTreeMap::new(),
-        qdiscs: Vec::new(),
-        ethtool: Ethtool::default(),
-        programs: Programs::default(),
+        ..HostState::without_link(&parent.name)
     }
 }
 

@@ -165,6 +165,7 @@ impl Restorer<'_> {
     fn add_routes(&mut self, mut missing: Vec<Route>) {
         missing.sort_by_key(|route| (route.gateway.is_some() || !route.next_hops.is_empty(), route.source.is_some()));
         let give_up = (Instant::now() + DAD_TIME).min(self.deadline);
+        let mut last = false;
         loop {
             let before = missing.len();
             let requests = missing.iter().map(|route| route::add_request(self.link.index, route, false)).collect();
@@ -184,10 +185,14 @@ impl Restorer<'_> {
                 return;
             }
             if missing.len() == before {
-                if Instant::now() >= give_up || !self.waits_for_dad(&missing) {
+                if last || Instant::now() >= give_up {
                     return self.routes_failed(&missing, errors);
                 }
-                std::thread::sleep(DAD_POLL);
+                // The check may have ended after the kernel refused and before it was looked for: once more.
+                last = !self.waits_for_dad(&missing);
+                if !last {
+                    std::thread::sleep(DAD_POLL);
+                }
             }
         }
     }
