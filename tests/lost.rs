@@ -48,7 +48,7 @@ fn it_is_found_by_a_process_in_it_which_is_named() {
     let Some(world) = World::new(1) else { return };
     let before = world.host_states();
     let engine = world.engine();
-    let one = claim("a", &world.device_names(), r#"{"interface": {"name": "eth7"}}"#);
+    let one = claim("a", &world.device_names(), r#"{"interface": {"name": "pod7"}}"#);
     engine.prepare(&one, &pod_ref("a")).unwrap();
     let pod = world.pod("a");
     engine.attach(&pod_ref("a").uid, &sandbox("a"), pod.path(), soon()).unwrap();

@@ -60,7 +60,7 @@ fn a_nic_with_everything_comes_back_as_it_was() {
     assert_eq!((before.addresses.len(), before.neighbours.len(), before.qdiscs.len()), (5, 3, 1), "{before:#?}");
     let engine = guest.engine();
     let text =
-        r#"{"interface": {"name": "eth7", "mtu": 1400, "hardwareAddr": "02:00:00:00:aa:05", "addresses": ["10.20.0.5/24"]}}"#;
+        r#"{"interface": {"name": "pod7", "mtu": 1400, "hardwareAddr": "02:00:00:00:aa:05", "addresses": ["10.20.0.5/24"]}}"#;
     let one = claim("a", &[guest.name(&nic)], text);
     engine.prepare(&one, &pod_ref("a")).unwrap();
     assert!(!guest.link(&nic).is_up(), "prepare takes it down");
@@ -68,7 +68,7 @@ fn a_nic_with_everything_comes_back_as_it_was() {
     engine.attach(&pod_ref("a").uid, &sandbox("a"), pod.path(), soon()).unwrap();
     assert!(guest.find(&nic).is_none());
     let mut inside = RouteSocket::open_in(&pod.netns().unwrap()).unwrap();
-    let there = link::by_name(&mut inside, "eth7", soon()).unwrap().unwrap();
+    let there = link::by_name(&mut inside, "pod7", soon()).unwrap().unwrap();
     assert_eq!((there.mtu, there.address.unwrap().to_string().as_str()), (1400, "02:00:00:00:aa:05"));
     assert_eq!(engine.release(&pod_ref("a").uid, &sandbox("a")).len(), 1);
     engine.unprepare(&one.claim).unwrap();
@@ -118,7 +118,7 @@ fn a_link_of_a_vrf_with_its_routes_is_one_again() {
     assert_port_again("red7", &lines);
 }
 
-const CHANGED: &str = r#"{"interface": {"name": "eth7", "mtu": 1400, "hardwareAddr": "02:00:00:00:aa:05",
+const CHANGED: &str = r#"{"interface": {"name": "pod7", "mtu": 1400, "hardwareAddr": "02:00:00:00:aa:05",
     "altNames": ["gpu-nic-0"], "gsoMaxSize": 30000, "txQueueLen": 5, "alias": "", "promisc": false, "group": 9}}"#;
 
 /// A pod that has the NIC.
@@ -144,7 +144,7 @@ fn what_the_kernel_returned_while_the_agent_was_away_is_repaired_by_the_next_one
     let (pod, one) = lent(&guest, &engine, &nic, "a", CHANGED);
     drop((engine, pod));
     let back = guest.link(&nic);
-    assert_eq!((back.name.as_str(), back.mtu, back.is_up()), ("eth7", 1400, false), "so the kernel does it");
+    assert_eq!((back.name.as_str(), back.mtu, back.is_up()), ("pod7", 1400, false), "so the kernel does it");
     let engine = guest.engine();
     engine.recover();
     let back = guest.link(&nic);
@@ -238,7 +238,7 @@ fn a_nic_that_is_plugged_in_again_while_it_is_lent_is_the_same_one() {
     let engine = guest.engine();
     let (pod, one) = lent(&guest, &engine, &nic, "a", CHANGED);
     nic.unplug();
-    assert!(link::by_name(&mut inside(&pod), "eth7", soon()).unwrap().is_none());
+    assert!(link::by_name(&mut inside(&pod), "pod7", soon()).unwrap().is_none());
     nic.plug();
     let new = guest.link(&nic);
     assert_ne!(new.name, "nic0");

@@ -64,11 +64,11 @@ fn it_moves_with_its_link_and_back() {
     let Some((guest, [nic], [before])) = machine() else { return };
     let on_host = device(&guest.host, "rx0");
     let engine = rig::engine(&guest);
-    let (pod, one) = lent(&guest, &engine, "a", &["rx0"], r#"{"interface": {"name": "eth7"}}"#);
+    let (pod, one) = lent(&guest, &engine, "a", &["rx0"], r#"{"interface": {"name": "pod7"}}"#);
     assert_eq!((names(&guest.host), device(&pod.netns().unwrap(), "rx0").index), (vec![], on_host.index));
     let mut socket = RdmaSocket::open_in(&pod.netns().unwrap()).unwrap().unwrap();
     let port = socket.ports(on_host.index, soon()).unwrap().remove(0);
-    assert_eq!(port.link.map(|(_, name)| name).as_deref(), Some("eth7"));
+    assert_eq!(port.link.map(|(_, name)| name).as_deref(), Some("pod7"));
     let record = engine.records().remove(0);
     let lent = &record.devices[0];
     let rdma = lent.rdma.as_ref().unwrap();
@@ -165,7 +165,7 @@ fn a_name_that_is_taken_is_given_when_it_is_free() {
 fn what_the_kernel_returned_is_called_as_it_was() {
     let Some((guest, [nic], [before])) = machine() else { return };
     let engine = rig::engine(&guest);
-    let (pod, one) = lent(&guest, &engine, "a", &["rx0"], r#"{"interface": {"name": "eth7"}}"#);
+    let (pod, one) = lent(&guest, &engine, "a", &["rx0"], r#"{"interface": {"name": "pod7"}}"#);
     inside(&pod, "rdma dev set rx0 name mine");
     drop((engine, pod));
     wait_for("the kernel returns both", || (names(&guest.host) == ["mine"]).then(|| guest.find(&nic)).flatten());

@@ -85,12 +85,37 @@ async fn prepared(rig: &Rig, pod: &PodSpec, nics: &[String], parameters: &[&str]
     }
 }
 
-/// The metadata of a request as the container reads it: its only device.
-async fn metadata(rig: &Rig, container: &str, claim: &Claim, request: &str) -> Result<Value> {
-    let folder = format!("/var/run/kubernetes.io/dra-device-attributes/resourceclaims/{}/{request}", claim.name);
-    let text = rig.exec(container, &format!("cat {folder}/{}-metadata.json", rig::DRIVER)).await?;
-    let object: Value = serde_json::Deserializer::from_str(&text).into_iter().next().context("an empty file")??;
-    Ok(object["requests"][0]["devices"][0].clone())
+/// What a container sees, by one command: each takes seconds in the guest.
+struct Seen {
+    /// Of each file of `/dev/infiniband`: its name, then type, mode, uid, gid, numbers (hexadecimal). All of them could be opened.
+    files: Vec<(String, String)>,
+    /// `rdma.max` of its cgroup.
+    limits: String,
+    /// The metadata of the only device of each request.
+    devices: Vec<Value>,
+}
+
+/// `requests` of the claim have metadata: `r0` and so on.
+async fn look(rig: &Rig, container: &str, claim: &Claim, requests: u32) -> Result<Seen> {
+    let folder = format!("/var/run/kubernetes.io/dra-device-attributes/resourceclaims/{}", claim.name);
+    let mut script = "cd /dev/infiniband; stat -c '%n %F %a %u %g %t:%T' *; for f in *; do exec 3<>$f; done; echo ==\n\
+        cat /sys/fs/cgroup/rdma.max\n"
+        .to_owned();
+    for n in 0..requests {
+        script += &format!("echo ==; cat {folder}/r{n}/{}-metadata.json\n", rig::DRIVER);
+    }
+    let text = rig.exec(container, &format!("set -e\n{script}")).await?;
+    let mut parts = text.split("==\n");
+    let mut part = || parts.next().with_context(|| format!("too little: {text}"));
+    let files = part()?.lines().filter_map(|line| line.split_once(' '));
+    let files = files.map(|(name, rest)| (name.to_owned(), rest.to_owned())).collect();
+    let limits = part()?.to_owned();
+    let device = |text: &str| -> Result<Value> {
+        let object: Value = serde_json::Deserializer::from_str(text).into_iter().next().context("an empty file")??;
+        Ok(object["requests"][0]["devices"][0].clone())
+    };
+    let devices = (0..requests).map(|_| device(part()?)).collect::<Result<_>>()?;
+    Ok(Seen { files, limits, devices })
 }
 
 async fn end(rig: &Rig, sandbox: &str, claim: &Claim) -> Result<()> {
@@ -107,32 +132,26 @@ async fn one_pod_with_two(rig: &Rig) -> Result<()> {
     let claim = prepared(rig, &pod, &nics(0..2), &[FIRST, SECOND]).await?;
     let (sandbox, _) = rig.run(&pod).await?;
     let main = rig.start_with(&sandbox, &pod, "main", &claim)?.started().await?;
-    let files = rig.exec(&main, "cd /dev/infiniband; ls").await?;
-    let files: Vec<&str> = files.split_whitespace().collect();
-    ensure!(files.len() == 3 && files[0] == "rdma_cm" && files[1..].iter().all(|f| f.starts_with("uverbs")), "{files:?}");
-    for file in &files {
-        let there = rig.exec(&main, &format!("stat -c '%F %a %u %g %t:%T' /dev/infiniband/{file}")).await?;
-        let host = std::fs::metadata(format!("/dev/infiniband/{file}"))?;
+    let seen = look(rig, &main, &claim, 2).await?;
+    let names: Vec<&str> = seen.files.iter().map(|(name, _)| name.as_str()).collect();
+    ensure!(names.len() == 3 && names[0] == "rdma_cm" && names[1..].iter().all(|f| f.starts_with("uverbs")), "{names:?}");
+    for (name, there) in &seen.files {
+        let host = std::fs::metadata(format!("/dev/infiniband/{name}"))?;
         let (major, minor) = (nix::sys::stat::major(host.rdev()), nix::sys::stat::minor(host.rdev()));
         let (mode, uid, gid) = (host.mode() & 0o777, host.uid(), host.gid());
-        assert_eq!(there.trim(), format!("character special file {mode:o} {uid} {gid} {major:x}:{minor:x}"));
-        rig.exec(&main, &format!("exec 3<>/dev/infiniband/{file}")).await?;
+        assert_eq!(there, &format!("character special file {mode:o} {uid} {gid} {major:x}:{minor:x}"), "{name}");
     }
-    let limits = rig.exec(&main, "cat /sys/fs/cgroup/rdma.max").await?;
     for line in ["ctr0 hca_handle=7 hca_object=900", "ctr1 hca_handle=8 hca_object=max"] {
-        ensure!(limits.lines().any(|l| l.trim() == line), "no {line:?} in {limits}");
+        ensure!(seen.limits.lines().any(|l| l.trim() == line), "no {line:?} in {}", seen.limits);
     }
-    for n in 0..2 {
-        let device = metadata(rig, &main, &claim, &format!("r{n}")).await?;
-        let attributes = &device["attributes"];
-        assert_eq!(attributes["rdmaDevice"]["string"], format!("ctr{n}"), "{device:#}");
+    for (n, device) in seen.devices.iter().enumerate() {
+        assert_eq!(device["attributes"]["rdmaDevice"]["string"], format!("ctr{n}"), "{device:#}");
         assert_eq!(device["networkData"]["interfaceName"], format!("nic{n}"), "{device:#}");
     }
     // A container of the same pod that names no claim.
     let other = rig.start(&sandbox, &pod, "other").await?;
-    rig.exec(&other, "test ! -e /dev/infiniband").await?;
-    rig.exec(&other, "test ! -e /var/run/kubernetes.io").await?;
-    ensure!(!rig.exec(&other, "cat /sys/fs/cgroup/rdma.max").await?.contains("hca_handle=7"), "limits of another container");
+    let script = "test ! -e /dev/infiniband && test ! -e /var/run/kubernetes.io && cat /sys/fs/cgroup/rdma.max";
+    ensure!(!rig.exec(&other, script).await?.contains("hca_handle=7"), "limits of another container");
     without_limits(Path::new("/sys/fs/cgroup"))?;
     end(rig, &sandbox, &claim).await
 }
@@ -157,18 +176,18 @@ async fn two_pods_apart(rig: &Rig) -> Result<()> {
         let claim = prepared(rig, pod, &nics(n..n + 1), &[PLAIN]).await?;
         let (sandbox, _) = rig.run(pod).await?;
         let container = rig.start_with(&sandbox, pod, "main", &claim)?.started().await?;
-        let file = rig.exec(&container, "ls /dev/infiniband | grep uverbs").await?.trim().to_owned();
-        let numbers = rig.exec(&container, &format!("stat -c '%t %T' /dev/infiniband/{file}")).await?;
-        let numbers: Vec<u32> = numbers.split_whitespace().map(|n| u32::from_str_radix(n, 16)).collect::<Result<_, _>>()?;
-        all.push((claim, sandbox, container, file, numbers));
+        let verbs = rig.exec(&container, "cd /dev/infiniband; stat -c '%n %t %T' uverbs*").await?;
+        let verbs: Vec<&str> = verbs.split_whitespace().collect();
+        ensure!(verbs.len() == 3, "it has more than its own: {verbs:?}");
+        let numbers: Vec<u32> = verbs[1..].iter().map(|n| u32::from_str_radix(n, 16)).collect::<Result<_, _>>()?;
+        all.push((claim, sandbox, container, verbs[0].to_owned(), numbers));
     }
     assert_ne!(all[0].3, all[1].3, "each its own");
     for (own, other) in [(0, 1), (1, 0)] {
         let (container, numbers) = (&all[own].2, &all[other].4);
-        rig.exec(container, &format!("mknod /tmp/theirs c {} {}", numbers[0], numbers[1])).await?;
-        let refused = rig.exec(container, "exec 3<>/tmp/theirs").await;
-        let refused = refused.err().context("it could be opened")?.to_string();
-        ensure!(refused.contains("not permitted"), "{refused}");
+        let script = format!("mknod /tmp/theirs c {} {} && echo made && exec 3<>/tmp/theirs", numbers[0], numbers[1]);
+        let refused = rig.exec(container, &script).await.err().context("it could be opened")?.to_string();
+        ensure!(refused.contains("made") && refused.contains("not permitted"), "{refused}");
     }
     for (claim, sandbox, ..) in &all {
         end(rig, sandbox, claim).await?;
@@ -182,7 +201,7 @@ async fn the_gid_index_is_told(rig: &Rig) -> Result<()> {
     let claim = prepared(rig, &pod, &nics(0..1), &[r#"{"rdma": {"enabled": true}}"#]).await?;
     let (sandbox, _) = rig.run(&pod).await?;
     let container = rig.start_with(&sandbox, &pod, "main", &claim)?.started().await?;
-    let device = metadata(rig, &container, &claim, "r0").await?;
+    let device = &look(rig, &container, &claim, 1).await?.devices[0];
     let attributes = &device["attributes"];
     let index = attributes["rdmaGidIndex"]["int"].as_u64().with_context(|| format!("no index: {device:#}"))?;
     let address = device["networkData"]["ips"][0].as_str().context("no address")?;
@@ -204,39 +223,27 @@ async fn a_missing_file(rig: &Rig) -> Result<()> {
     rig.check_host()
 }
 
-async fn on_guest(mode: NetnsMode, test: impl AsyncFnOnce(&Rig) -> Result<()>) -> Result<()> {
+/// One node for all: its containerd takes half a minute to start in the guest.
+async fn on_guest(mode: NetnsMode) -> Result<()> {
     if !is_guest(mode) {
         return Ok(());
     }
     on_node(2, patient(), async |rig| {
         make_devices(rig, 2, mode)?;
-        test(rig).await
+        one_pod_with_two(rig).await?;
+        two_pods_apart(rig).await?;
+        the_gid_index_is_told(rig).await?;
+        a_missing_file(rig).await
     })
     .await
 }
 
-async fn files(rig: &Rig) -> Result<()> {
-    one_pod_with_two(rig).await?;
-    two_pods_apart(rig).await?;
-    a_missing_file(rig).await
+#[tokio::test]
+async fn containers_get_exactly_what_is_of_their_devices_in_shared_mode() -> Result<()> {
+    on_guest(NetnsMode::Shared).await
 }
 
 #[tokio::test]
-async fn containers_get_exactly_the_files_of_their_devices_in_shared_mode() -> Result<()> {
-    on_guest(NetnsMode::Shared, async |rig| files(rig).await).await
-}
-
-#[tokio::test]
-async fn a_container_that_waits_is_told_its_gid_index_in_shared_mode() -> Result<()> {
-    on_guest(NetnsMode::Shared, async |rig| the_gid_index_is_told(rig).await).await
-}
-
-#[tokio::test]
-async fn containers_get_exactly_the_files_of_their_devices_in_exclusive_mode() -> Result<()> {
-    on_guest(NetnsMode::Exclusive, async |rig| files(rig).await).await
-}
-
-#[tokio::test]
-async fn a_container_that_waits_is_told_its_gid_index_in_exclusive_mode() -> Result<()> {
-    on_guest(NetnsMode::Exclusive, async |rig| the_gid_index_is_told(rig).await).await
+async fn containers_get_exactly_what_is_of_their_devices_in_exclusive_mode() -> Result<()> {
+    on_guest(NetnsMode::Exclusive).await
 }

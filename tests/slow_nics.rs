@@ -161,7 +161,14 @@ async fn the_runtime_waits_for_the_hold_only_and_the_gate_until_all_are_up() {
     assert!(on_node(&cluster).iter().all(|link| !link.is_up()), "prepare takes links down");
     println!("measured: NodePrepareResources {} ms", prepare.as_millis());
     let mut slowest = Duration::ZERO;
-    for attempt in 0..2 {
+    // The first time the emulator translates the code, which counts for nothing. The agent that follows does not know yet how long these
+    // NICs take, and holds; then it knows, and does not hold in vain.
+    for attempt in 0..3 {
+        if attempt == 1 {
+            cluster.kill_agent().unwrap();
+            cluster.start_agent().unwrap();
+            cluster.wait_ready(PATIENCE).await.unwrap();
+        }
         let busy = others(&cluster, &format!("busy-{attempt}"));
         let begin = Instant::now();
         let run = cluster.runtime.run_pod_sandbox(&pod.sandbox).await;
@@ -176,8 +183,10 @@ async fn the_runtime_waits_for_the_hold_only_and_the_gate_until_all_are_up() {
         let ((gate, seen), busy) = tokio::join!(gate, foreign(&cluster, busy));
         assert_all_up(&seen);
         println!("measured: attempt {attempt}: gate open after {} ms", gate.as_millis());
-        assert_at_most("RunPodSandbox", in_hook, HOLD + BESIDE, busy.max(idle));
-        slowest = slowest.max(in_hook);
+        if attempt > 0 {
+            assert_at_most("RunPodSandbox", in_hook, HOLD + BESIDE, busy.max(idle));
+            slowest = slowest.max(in_hook);
+        }
         let begin = Instant::now();
         let stop = cluster.runtime.stop_pod_sandbox(&pod.sandbox.id).await;
         assert_at_most("StopPodSandbox", stop.elapsed, BESIDE, busy.max(idle));

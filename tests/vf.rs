@@ -216,13 +216,13 @@ fn a_function_that_the_kernel_returned_is_repaired() {
     run("ip address add 10.8.0.1/24 dev vf0");
     let (before, said) = (guest.state(&vfs[0]), said_of(0));
     let engine = guest.engine();
-    let text = r#"{"interface": {"name": "eth7", "mtu": 1300}, "vf": {"vlan": 9}}"#;
+    let text = r#"{"interface": {"name": "pod7", "mtu": 1300}, "vf": {"vlan": 9}}"#;
     let one = claim("a", &[guest.name(&vfs[0])], text);
     engine.prepare(&one, &pod_ref("a")).unwrap();
     let pod = guest.pod("a");
     engine.attach(&pod_ref("a").uid, &sandbox("a"), pod.path(), soon()).unwrap();
     drop((engine, pod));
-    assert_eq!(guest.link(&vfs[0]).name, "eth7");
+    assert_eq!(guest.link(&vfs[0]).name, "pod7");
     let engine = guest.engine();
     engine.recover();
     let link = guest.link(&vfs[0]);

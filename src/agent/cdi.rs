@@ -196,6 +196,20 @@ impl Specs {
         }
     }
 
+    /// Writes specs whose character devices are others by now. While one is missing, its spec stays as it is.
+    fn follow(&self, ledger: &Ledger) {
+        for record in ledger.all().iter().filter(|record| record.devices.iter().any(|device| device.rdma.is_some())) {
+            let _changing = self.changing();
+            // Before it is prepared, and after, it has none.
+            if !self.file(&record.claim.uid).exists() {
+                continue;
+            }
+            if let Err(why) = self.put(record) {
+                tracing::debug!(claim = %record.claim, why, "its CDI spec stays as it is");
+            }
+        }
+    }
+
     fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -209,24 +223,41 @@ impl Specs {
     }
 }
 
-/// Major and minor number are left out: the runtime reads those that the node has when a container is made.
+/// With its numbers, a runtime need not look at the node: while an RDMA device goes into the pod's namespace the kernel has none of it,
+/// and containers are made meanwhile. Whether they are still right the guard sees before a container starts.
 fn device_node(node: &Node) -> Value {
-    let path = node.device.path();
+    let (path, (major, minor)) = (node.device.path(), node.device.numbers);
     json!({
-        "path": path, "hostPath": path, "type": "c", "permissions": "rw", "fileMode": node.mode, "uid": node.uid, "gid": node.gid,
+        "path": path, "hostPath": path, "type": "c", "major": major, "minor": minor, "permissions": "rw", "fileMode": node.mode,
+        "uid": node.uid, "gid": node.gid,
     })
 }
 
-/// Makes specs and records agree, each `period` until `stop`.
+/// How soon specs follow records: not with each of the writes that an attach makes.
+const SOON: Duration = Duration::from_millis(100);
+
+/// Makes specs and records agree, each `period` until `stop`. Those of RDMA devices follow each change of records: after a move the kernel
+/// may have given a device another character device.
 pub(super) async fn keep(specs: Arc<Specs>, engine: Arc<Engine>, period: Duration, stop: CancellationToken) {
+    let mut writes = engine.ledger().subscribe();
+    let mut all = tokio::time::interval_at(tokio::time::Instant::now() + period, period);
+    all.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        tokio::select! {
-            () = tokio::time::sleep(period) => {}
+        let is_all = tokio::select! {
+            _ = all.tick() => true,
+            changed = async { writes.changed().await.is_ok() && { tokio::time::sleep(SOON).await; true } } => {
+                if !changed {
+                    return;
+                }
+                writes.mark_unchanged();
+                false
+            }
             () = stop.cancelled() => return,
-        }
+        };
         let (specs, engine) = (specs.clone(), engine.clone());
+        let agree = move || if is_all { specs.renew(engine.ledger(), false) } else { specs.follow(engine.ledger()) };
         // It fails only when the runtime is shut down.
-        let _ = tokio::task::spawn_blocking(move || specs.renew(engine.ledger(), false)).await;
+        let _ = tokio::task::spawn_blocking(agree).await;
     }
 }
 

@@ -96,8 +96,8 @@ impl Given {
         };
         if !matches!(made.kind.as_str(), "c" | "u") || (made.major, made.minor) != (major, minor) {
             return Some(format!(
-                "it is given {path} with the numbers {}:{}, and that of its RDMA device has {major}:{minor} now: the driver was loaded \
-                 anew. The kubelet will try again",
+                "it is given {path} with the numbers {}:{}, and that of its RDMA device has {major}:{minor} now: the kernel \
+                 registered it anew. The kubelet will try again",
                 made.major, made.minor
             ));
         }

@@ -32,7 +32,7 @@ fn life() {
     let (Some(state), Some(pod)) = (std::env::var_os(STATE), std::env::var_os(POD)) else { return };
     let engine = engine(Path::new(&state));
     engine.recover();
-    let one = claim("a", &[published("rv0")], r#"{"interface": {"name": "eth7"}}"#);
+    let one = claim("a", &[published("rv0")], r#"{"interface": {"name": "pod7"}}"#);
     engine.prepare(&one, &pod_ref("a")).unwrap();
     engine.attach(&pod_ref("a").uid, &sandbox("a"), &PathBuf::from(pod), soon()).unwrap();
     let _ = engine.release(&pod_ref("a").uid, &sandbox("a"));
@@ -63,14 +63,14 @@ fn go_on(guest: &Guest, pod: &Path) {
     let one = match known {
         Some(record) => record.claim.clone(),
         None => {
-            let one = claim("a", &[published("rv0")], r#"{"interface": {"name": "eth7"}}"#);
+            let one = claim("a", &[published("rv0")], r#"{"interface": {"name": "pod7"}}"#);
             engine.prepare(&one, &pod_ref("a")).unwrap().claim.clone()
         }
     };
     engine.attach(&pod_ref("a").uid, &sandbox("a"), pod, soon()).unwrap();
     let netns = Netns::open(pod).unwrap();
     assert_eq!((names(&netns), names(&guest.host)), (vec!["rv0".to_owned()], vec![]));
-    netns.run(|| run("ip link show eth7 up")).unwrap();
+    netns.run(|| run("ip link show pod7 up")).unwrap();
     let _ = engine.release(&pod_ref("a").uid, &sandbox("a"));
     engine.unprepare(&one).unwrap();
     assert!(engine.records().is_empty());

@@ -1,5 +1,7 @@
 //! What specs say, and when they come and go.
 
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+
 use super::*;
 use crate::names::DeviceName;
 
@@ -116,7 +118,6 @@ fn a_folder_that_can_not_be_made_is_named() {
 
 /// Trees with character devices of `mlx5_0`, and specs by them; none where no device can be made here.
 fn with_rdma(folder: &Path) -> Option<Specs> {
-    use nix::sys::stat::{Mode, SFlag, makedev, mknod};
     let (sysfs, dev) = (folder.join("sys"), folder.join("dev"));
     std::fs::create_dir_all(dev.join("infiniband")).unwrap();
     for (class, name, files) in [
@@ -160,9 +161,10 @@ fn a_device_with_rdma_brings_its_files_and_one_without_brings_none() {
     specs.check(&claim).unwrap();
     specs.write(&claim).unwrap();
     let (uid, gid) = (nix::unistd::getuid().as_raw(), nix::unistd::getgid().as_raw());
-    let node = |name: &str, mode: u32| {
+    let node = |name: &str, mode: u32, (major, minor): (u32, u32)| {
         let path = format!("/dev/infiniband/{name}");
-        json!({"path": path, "hostPath": path, "type": "c", "permissions": "rw", "fileMode": mode, "uid": uid, "gid": gid})
+        json!({"path": path, "hostPath": path, "type": "c", "major": major, "minor": minor, "permissions": "rw", "fileMode": mode,
+            "uid": uid, "gid": gid})
     };
     let mount = json!([{
         "hostPath": "/var/lib/dranic/metadata/u-1/nic",
@@ -172,7 +174,7 @@ fn a_device_with_rdma_brings_its_files_and_one_without_brings_none() {
     let wanted = json!([
         {"name": "u-1-nic-a", "containerEdits": {
             "env": ["DRANIC_CLAIM_u-1=shop/rail", "DRANIC_RDMA_u-1-nic-a=mlx5_0:1"],
-            "deviceNodes": [node("rdma_cm", 0o666), node("uverbs3", 0o660)], "mounts": mount,
+            "deviceNodes": [node("rdma_cm", 0o666, (10, 120)), node("uverbs3", 0o660, (231, 195))], "mounts": mount,
         }},
         {"name": "u-1-nic-b", "containerEdits": {"env": ["DRANIC_CLAIM_u-1=shop/rail"], "mounts": mount}},
     ]);
@@ -200,6 +202,33 @@ fn a_spec_follows_its_character_devices_and_is_kept_while_one_is_missing() {
     assert!(error.contains("device nic-a") && error.contains("uverbs3"), "{error}");
     specs.renew(&ledger, false);
     assert_eq!(mode(), json!(0o666), "the guard looks at what containers get");
+}
+
+#[test]
+fn a_spec_follows_a_device_that_the_kernel_registered_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(specs) = with_rdma(folder.path()) else { return };
+    let ledger = ledger(folder.path());
+    let mut claim = record("u-1");
+    claim.devices[0].rdma = Some(rdma(false));
+    ledger.put(claim.clone(), crate::ledger::Durability::Process).unwrap();
+    specs.follow(&ledger);
+    let cdi = folder.path().join("cdi");
+    assert!(!cdi.exists(), "a claim that is not prepared yet has no spec");
+    specs.write(&claim).unwrap();
+    let verbs = || written(&cdi, "u-1")["devices"][0]["containerEdits"]["deviceNodes"][1].clone();
+    assert_eq!(verbs()["minor"], 195);
+    // On its way: nothing of it is there, and the spec says what it said.
+    let (class, nodes) = (folder.path().join("sys/class/infiniband_verbs"), folder.path().join("dev/infiniband"));
+    std::fs::rename(class.join("uverbs3"), folder.path().join("aside")).unwrap();
+    std::fs::remove_file(nodes.join("uverbs3")).unwrap();
+    specs.follow(&ledger);
+    assert_eq!(verbs()["minor"], 195);
+    std::fs::write(folder.path().join("aside/dev"), "231:192").unwrap();
+    std::fs::rename(folder.path().join("aside"), class.join("uverbs0")).unwrap();
+    mknod(&nodes.join("uverbs0"), SFlag::S_IFCHR, Mode::from_bits_truncate(0o600), makedev(231, 192)).unwrap();
+    specs.follow(&ledger);
+    assert_eq!((&verbs()["path"], &verbs()["minor"]), (&json!("/dev/infiniband/uverbs0"), &json!(192)));
 }
 
 #[test]
