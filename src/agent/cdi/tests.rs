@@ -151,6 +151,16 @@ fn rdma(limits: bool) -> crate::ledger::RdmaRecord {
     serde_json::from_value(rdma).unwrap()
 }
 
+/// Those specs, and a recorded claim that has `mlx5_0`.
+fn with_claim(folder: &Path) -> Option<(Specs, Ledger, ClaimRecord)> {
+    let specs = with_rdma(folder)?;
+    let ledger = ledger(folder);
+    let mut claim = record("u-1");
+    claim.devices[0].rdma = Some(rdma(false));
+    ledger.put(claim.clone(), crate::ledger::Durability::Process).unwrap();
+    Some((specs, ledger, claim))
+}
+
 #[test]
 fn a_device_with_rdma_brings_its_files_and_one_without_brings_none() {
     let folder = tempfile::tempdir().unwrap();
@@ -184,11 +194,7 @@ fn a_device_with_rdma_brings_its_files_and_one_without_brings_none() {
 #[test]
 fn a_spec_follows_its_character_devices_and_is_kept_while_one_is_missing() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(specs) = with_rdma(folder.path()) else { return };
-    let ledger = ledger(folder.path());
-    let mut claim = record("u-1");
-    claim.devices[0].rdma = Some(rdma(false));
-    ledger.put(claim.clone(), crate::ledger::Durability::Process).unwrap();
+    let Some((specs, ledger, claim)) = with_claim(folder.path()) else { return };
     specs.renew(&ledger, false);
     let cdi = folder.path().join("cdi");
     let mode = || written(&cdi, "u-1")["devices"][0]["containerEdits"]["deviceNodes"][1]["fileMode"].clone();
@@ -207,11 +213,7 @@ fn a_spec_follows_its_character_devices_and_is_kept_while_one_is_missing() {
 #[test]
 fn a_spec_follows_a_device_that_the_kernel_registered_anew() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(specs) = with_rdma(folder.path()) else { return };
-    let ledger = ledger(folder.path());
-    let mut claim = record("u-1");
-    claim.devices[0].rdma = Some(rdma(false));
-    ledger.put(claim.clone(), crate::ledger::Durability::Process).unwrap();
+    let Some((specs, ledger, claim)) = with_claim(folder.path()) else { return };
     specs.follow(&ledger);
     let cdi = folder.path().join("cdi");
     assert!(!cdi.exists(), "a claim that is not prepared yet has no spec");
