@@ -9,8 +9,8 @@ export PATH=$PATH:${HOME:-}/.cargo/bin
 
 . hack/sum.sh
 
-# Tests wait for the kernel and for processes far more than they compute: three for each processor take 7 minutes where one takes 12.
-export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((3 * $(nproc)))}
+# Tests wait for the kernel and for processes far more than they compute: two for each processor.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 
 # With what is optional, too: the release is built without.
 tests=(cargo test --workspace --locked --features dranic/verbs --no-fail-fast "$@")

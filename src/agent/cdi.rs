@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::metadata::Metadata;
@@ -240,25 +242,30 @@ const SOON: Duration = Duration::from_millis(100);
 /// may have given a device another character device.
 pub(super) async fn keep(specs: Arc<Specs>, engine: Arc<Engine>, period: Duration, stop: CancellationToken) {
     let mut writes = engine.ledger().subscribe();
-    let mut all = tokio::time::interval_at(tokio::time::Instant::now() + period, period);
-    all.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut all = Instant::now() + period;
     loop {
-        let is_all = tokio::select! {
-            _ = all.tick() => true,
-            changed = async { writes.changed().await.is_ok() && { tokio::time::sleep(SOON).await; true } } => {
-                if !changed {
-                    return;
-                }
-                writes.mark_unchanged();
-                false
-            }
+        tokio::select! {
+            () = sleep_until(all) => {}
+            () = settled(&mut writes) => {}
             () = stop.cancelled() => return,
-        };
+        }
+        let is_all = Instant::now() >= all;
+        if is_all {
+            all = Instant::now() + period;
+        }
         let (specs, engine) = (specs.clone(), engine.clone());
         let agree = move || if is_all { specs.renew(engine.ledger(), false) } else { specs.follow(engine.ledger()) };
         // It fails only when the runtime is shut down.
         let _ = tokio::task::spawn_blocking(agree).await;
     }
+}
+
+/// Waits for a write, and for those that soon follow it.
+async fn settled(writes: &mut watch::Receiver<u64>) {
+    // The ledger is there as long as the agent.
+    let _ = writes.changed().await;
+    sleep(SOON).await;
+    writes.mark_unchanged();
 }
 
 #[cfg(test)]
