@@ -9,9 +9,6 @@ export PATH=$PATH:${HOME:-}/.cargo/bin
 
 . hack/sum.sh
 
-# Tests wait for the kernel and for processes far more than they compute: two for each processor.
-export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
-
 # With what is optional, too: the release is built without.
 tests=(cargo test --workspace --locked --features dranic/verbs --no-fail-fast "$@")
 world=()

@@ -55,13 +55,21 @@ async fn fail_takes_everything_back_and_answers_before_the_deadline() {
     let errors: Vec<_> = node::devices(&cluster.status().unwrap()).iter().filter_map(|d| d.last_error.clone()).collect();
     assert!(errors.len() == NICS as usize && errors[0].contains("time for this request ran out"), "{errors:?}");
 
-    // The next one is known to fail, and no NIC is touched for it.
-    let again = cluster.sandbox("a", &pod.uid, 1).unwrap();
-    let relay = cluster.runtime.run_pod_sandbox(&again.sandbox).await;
-    assert!(relay.error.is_some(), "32 NICs in 300 ms");
+    // By what was learned the next one is known to fail, and no NIC is touched for it. On a busy machine the first may have ended before it
+    // had moved one, and taught nothing.
     let last_error = || node::devices(&cluster.status().unwrap())[0].last_error.clone().unwrap_or_default();
-    until(LIMIT, "it was refused by its forecast", || last_error().contains("takes about")).await;
-    node::assert_says(&last_error(), &["nothing was moved", "plugin_request_timeout", "--on-overrun=defer"]);
+    let mut again = cluster.sandbox("a", &pod.uid, 1).unwrap();
+    for attempt in 2..6 {
+        let relay = cluster.runtime.run_pod_sandbox(&again.sandbox).await;
+        assert!(relay.error.is_some(), "32 NICs in 300 ms");
+        // Told a moment after the answer.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        if last_error().contains("takes about") {
+            break;
+        }
+        again = cluster.sandbox("a", &pod.uid, attempt).unwrap();
+    }
+    node::assert_says(&last_error(), &["takes about", "nothing was moved", "plugin_request_timeout", "--on-overrun=defer"]);
     node::assert_empty(&again);
 
     // The operator raises the runtime's time-out.
@@ -72,7 +80,7 @@ async fn fail_takes_everything_back_and_answers_before_the_deadline() {
     })
     .unwrap();
     cluster.runtime.wait_plugin(PLUGIN, LIMIT).await.unwrap();
-    let again = cluster.sandbox("a", &pod.uid, 2).unwrap();
+    let again = cluster.sandbox("a", &pod.uid, 9).unwrap();
     node::run(&cluster, &again).await;
     node::assert_inside(&again, &names(0..NICS));
     assert!(node::devices(&cluster.status().unwrap()).iter().all(|d| d.last_error.is_none()));
