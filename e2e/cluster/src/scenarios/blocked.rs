@@ -162,11 +162,15 @@ pub(super) async fn node_not_blocked(c: Context) -> Result<()> {
     // The first warms up: images, caches, the connection.
     one_round(&c, &tap, 0, &before, &mut Times::default()).await?;
     let few = if c.full { 20 } else { 5 };
-    // A median of few is easily that of a machine with other work: what looks too slow is looked at longer, and all of it counts.
-    let mut number = 0;
-    while number < few || (number < 3 * few && times.ratios().iter().any(|ratio| *ratio > MOST_RATIO)) {
+    // A median of few is easily that of a machine with other work: what looks too slow is looked at three times as long, all of it, so
+    // that no lucky moment ends it.
+    let (mut number, mut rounds) = (0, few);
+    while number < rounds {
         number += 1;
         one_round(&c, &tap, number, &before, &mut times).await.with_context(|| format!("round {number}"))?;
+        if number == few && times.ratios().iter().any(|ratio| *ratio > MOST_RATIO) {
+            rounds = 3 * few;
+        }
     }
     c.tell(format!("milliseconds; load average {load_before} before, {} after", load()));
     put(&c, "run_pod_sandbox_32_ms", &times.run);
