@@ -86,6 +86,15 @@ pub struct Adjustment {
 #[error("{0}")]
 pub struct HookError(pub String);
 
+/// When a request came, and by when its hook must have ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestTime {
+    /// It was read from the connection.
+    pub arrival: Instant,
+    /// Leaves the margin for the answer already.
+    pub deadline: Instant,
+}
+
 /// What the hooks do. One implementation, in the agent; tests have their own.
 ///
 /// Every call runs in a task of its own that the wire cannot cancel. Calls for one pod can overlap (a kept time-out, a Stop while
@@ -111,22 +120,22 @@ pub trait SandboxHandler: Send + Sync + 'static {
         Ok(())
     }
 
-    /// A sandbox was made. Must end before `deadline`, which already leaves the margin for the answer.
-    fn run_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> impl Future<Output = Result<(), HookError>> + Send;
+    /// A sandbox was made.
+    fn run_pod_sandbox(&self, sandbox: Sandbox, time: RequestTime) -> impl Future<Output = Result<(), HookError>> + Send;
 
     /// A container is about to be made.
     fn create_container(
         &self,
         sandbox: Sandbox,
         container: Container,
-        deadline: Instant,
+        time: RequestTime,
     ) -> impl Future<Output = Result<Adjustment, HookError>> + Send;
 
     /// A sandbox stops. Never an error; what takes long goes on in the background.
-    fn stop_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> impl Future<Output = ()> + Send;
+    fn stop_pod_sandbox(&self, sandbox: Sandbox, time: RequestTime) -> impl Future<Output = ()> + Send;
 
     /// A sandbox is removed. Never an error.
-    fn remove_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> impl Future<Output = ()> + Send;
+    fn remove_pod_sandbox(&self, sandbox: Sandbox, time: RequestTime) -> impl Future<Output = ()> + Send;
 
     /// All sandboxes and containers the runtime has, after each (re)connect. Must return at once; work goes on in the background.
     fn synchronize(&self, sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> impl Future<Output = ()> + Send;

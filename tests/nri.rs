@@ -12,7 +12,7 @@ mod rig;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use dranic::nri::{Adjustment, OciHook};
+use dranic::nri::{Adjustment, OciHook, RequestTime};
 use dranic_testbed::runtime::{ContainerSpec, Failure, Fault, RuntimeOptions, SandboxSpec, What};
 use rig::{LIMIT, PLUGIN, Rig, Seen, Step, foreign, ours};
 
@@ -135,8 +135,9 @@ async fn a_hook_knows_its_deadline_whatever_configure_said() {
         assert_eq!(rig.double.run_pod_sandbox(&ours("a")).await.result(), Ok(()));
         let after = Instant::now();
         let seen = rig.handler.seen();
-        let deadline =
-            seen.iter().find_map(|seen| if let Seen::Begin(_, _, deadline) = seen { Some(*deadline) } else { None }).unwrap();
+        let RequestTime { arrival, deadline } =
+            seen.iter().find_map(|seen| if let Seen::Begin(_, _, time) = seen { Some(*time) } else { None }).unwrap();
+        assert!(before <= arrival && arrival <= after);
         // 1000 ms, less 150 for the answer and 20 for the hook's own words.
         assert!(deadline > before + ms(800) && deadline <= after + ms(830), "{:?}", deadline - before);
     }

@@ -11,6 +11,8 @@ mod pci;
 #[path = "common/rdma.rs"]
 mod rig;
 
+#[path = "rdma/cut_short.rs"]
+mod cut_short;
 #[path = "rdma/killed.rs"]
 mod killed;
 

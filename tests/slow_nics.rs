@@ -27,7 +27,7 @@ use pci::{Guest, soon};
 const NICS: u32 = 8;
 /// `--hold` by default.
 const HOLD: Duration = Duration::from_millis(200);
-/// What a request may take beside the hold.
+/// What a request may take beside the hold, and what an end may take.
 const BESIDE: Duration = Duration::from_millis(20);
 /// The runtime's time for a request.
 const BUDGET: Duration = Duration::from_secs(2);
@@ -137,12 +137,9 @@ async fn timed<T>(work: impl Future<Output = T>) -> (T, Duration) {
 
 /// Whether it took at most that, beside what the machine itself needs.
 fn is_at_most(what: &str, took: Duration, limit: Duration, machine: Duration) -> bool {
-    println!(
-        "measured: {what} {} ms (limit {} ms, a pod that is not ours {} ms)",
-        took.as_millis(),
-        limit.as_millis(),
-        machine.as_millis()
-    );
+    let beside =
+        if machine.is_zero() { String::new() } else { format!(" beside {} ms for a pod that is not ours", machine.as_millis()) };
+    println!("measured: {what} {} ms (limit {} ms{beside})", took.as_millis(), limit.as_millis());
     took <= limit + machine
 }
 
@@ -163,8 +160,7 @@ async fn the_runtime_waits_for_the_hold_only_and_the_gate_until_all_are_up() {
     let mut slowest = Duration::ZERO;
     let mut good = 0;
     // The first time the emulator translates the code, which counts for nothing. The agent that follows does not know yet how long these
-    // NICs take, and holds; then it knows, and does not hold in vain. The emulator gives its two processors turns of 100 ms: what it makes
-    // late is measured again, twice at most.
+    // NICs take, and holds; then it knows, and does not hold in vain. What the emulator makes late is measured again, twice at most.
     for attempt in 0..5 {
         if attempt > 0 && good == 0 {
             cluster.kill_agent().unwrap();
@@ -185,7 +181,7 @@ async fn the_runtime_waits_for_the_hold_only_and_the_gate_until_all_are_up() {
         let ((gate, seen), busy) = tokio::join!(gate, foreign(&cluster, busy));
         assert_all_up(&seen);
         println!("measured: attempt {attempt}: gate open after {} ms", gate.as_millis());
-        let run_in_time = is_at_most("RunPodSandbox", in_hook, HOLD + BESIDE, busy.max(idle));
+        let run_in_time = is_at_most("RunPodSandbox", in_hook, HOLD + BESIDE, Duration::ZERO);
         let begin = Instant::now();
         let stop = cluster.runtime.stop_pod_sandbox(&pod.sandbox.id).await;
         let stop_in_time = is_at_most("StopPodSandbox", stop.elapsed, BESIDE, busy.max(idle));

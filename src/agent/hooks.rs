@@ -14,11 +14,15 @@ use crate::gate::{limits, marks};
 use crate::ledger::ClaimRecord;
 use crate::names::{ClaimUid, PodUid, SandboxId};
 use crate::netdev::address;
-use crate::nri::{Adjustment, Container, HookError, OciHook, Sandbox, SandboxHandler};
+use crate::nri::{Adjustment, Container, HookError, OciHook, RequestTime, Sandbox, SandboxHandler};
 
 /// How long the checks before the first move, or a look at what is in place, may keep the runtime waiting: a few milliseconds on a quiet
 /// node.
 const CHECKS: Duration = Duration::from_millis(20);
+
+/// How much earlier than the hold ends its answer leaves, if a tenth of the hold is not less: it needs a turn on a processor here and one
+/// in the runtime, and where they are busy that takes several milliseconds each.
+const ANSWER: Duration = Duration::from_millis(20);
 
 /// Longest that the end of a sandbox waits for an attach that it cut short, where a gate keeps containers from coming too early: as long
 /// as `--hold` is by default. Setting a real NIC up can't be interrupted, and closing eight takes seconds.
@@ -110,13 +114,14 @@ impl Hooks {
         Ok(self.shared.attacher.attach(Wanted { pod, sandbox, path, netns: None, deadline: limit, held_until }))
     }
 
-    /// Until when the runtime, and every pod of the node with it, waits for a sandbox. Not for long where that would be in vain.
-    fn held_until(&self, known: &Known, deadline: Instant) -> Instant {
+    /// Until when the runtime, and every pod of the node with it, waits for a sandbox: counted from the arrival of the request, whatever
+    /// it waited for here. Not for long where that would be in vain.
+    fn held_until(&self, known: &Known, time: RequestTime) -> Instant {
         let now = Instant::now();
         match (self.shared.on_overrun, self.shared.config.hold) {
-            (OnOverrun::Fail, _) | (_, Hold::Budget) => deadline,
+            (OnOverrun::Fail, _) | (_, Hold::Budget) => time.deadline,
             (OnOverrun::Defer, Hold::For(hold)) => {
-                let until = deadline.min(now + hold);
+                let until = time.deadline.min(time.arrival + hold - ANSWER.min(hold / 10));
                 let is_in_vain = self.shared.engine.forecast(&known.pod).is_some_and(|needs| now + needs > until);
                 if is_in_vain { until.min(now + CHECKS) } else { until }
             }
@@ -230,11 +235,11 @@ impl SandboxHandler for Hooks {
         Ok(())
     }
 
-    async fn run_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> Result<(), HookError> {
+    async fn run_pod_sandbox(&self, sandbox: Sandbox, time: RequestTime) -> Result<(), HookError> {
         let known = self.known(&sandbox)?;
         self.shared.attacher.announce(&known.sandbox);
-        let held_until = self.held_until(&known, deadline);
-        let attaching = self.attach(&known, deadline, held_until).await?;
+        let held_until = self.held_until(&known, time);
+        let attaching = self.attach(&known, time.deadline, held_until).await?;
         match timeout_at(held_until.into(), attaching.done()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(self.refuse(&known.text, error)),
@@ -252,22 +257,22 @@ impl SandboxHandler for Hooks {
     }
 
     /// Where everything is in place, this only looks. Else the sandbox was missed, its attach failed, or it still runs.
-    async fn create_container(&self, sandbox: Sandbox, container: Container, deadline: Instant) -> Result<Adjustment, HookError> {
+    async fn create_container(&self, sandbox: Sandbox, container: Container, time: RequestTime) -> Result<Adjustment, HookError> {
         let known = self.known(&sandbox)?;
         let unified = self.limits(&known, &container);
-        let mut adjustment = self.gated(&known, container, deadline).await?;
+        let mut adjustment = self.gated(&known, container, time.deadline).await?;
         adjustment.unified.extend(unified);
         Ok(adjustment)
     }
 
-    async fn stop_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) {
+    async fn stop_pod_sandbox(&self, sandbox: Sandbox, time: RequestTime) {
         if !self.is_ours(&sandbox.uid) {
             return;
         }
         let Ok(known) = self.known(&sandbox) else { return };
         self.shared.attacher.forget(&known.sandbox);
         let is_cut_short = self.shared.attacher.running_in(&known.sandbox).is_some();
-        let mut held_until = self.held_until(&known, deadline);
+        let mut held_until = self.held_until(&known, time);
         if self.shared.on_overrun == OnOverrun::Defer {
             held_until = held_until.min(Instant::now() + CUT_SHORT);
         }
@@ -287,8 +292,8 @@ impl SandboxHandler for Hooks {
         }
     }
 
-    async fn remove_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) {
-        self.stop_pod_sandbox(sandbox, deadline).await;
+    async fn remove_pod_sandbox(&self, sandbox: Sandbox, time: RequestTime) {
+        self.stop_pod_sandbox(sandbox, time).await;
     }
 
     async fn synchronize(&self, sandboxes: Vec<Sandbox>, containers: Vec<Container>) {

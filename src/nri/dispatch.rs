@@ -20,7 +20,7 @@ use ttrpc::{Code, Request, Response, Status, get_status};
 
 use super::hook::{Call, Hook, Outcome};
 use super::mux::Channel;
-use super::{Container, Sandbox, SandboxHandler, proto, wire};
+use super::{Container, RequestTime, Sandbox, SandboxHandler, proto, wire};
 
 /// Service the runtime calls.
 pub(super) const SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
@@ -285,7 +285,8 @@ impl<H: SandboxHandler> Dispatcher<H> {
         }
         let call = Call::decode(hook, payload, pod).map_err(invalid)?;
         let subject = call.to_string();
-        let outcome = call.start(&self.executor, self.handler.clone(), budget.hook).wait(budget.answer).await;
+        let time = RequestTime { arrival: budget.arrival, deadline: budget.hook };
+        let outcome = call.start(&self.executor, self.handler.clone(), time).wait(budget.answer).await;
         tracing::debug!(%subject, ?outcome, elapsed = ?budget.arrival.elapsed(), "hook answered");
         match outcome {
             Outcome::Done(Ok(adjustment)) => Ok(wire::answer(adjustment)),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, duplex, split};
@@ -10,7 +10,7 @@ use ttrpc::proto::Code;
 
 use super::dispatch::{self, Dispatcher, Margin};
 use super::hook::{Call, Hook};
-use super::{Adjustment, Container, HookError, OciHook, Sandbox, SandboxHandler, mux, proto, wire};
+use super::{Adjustment, Container, HookError, OciHook, RequestTime, Sandbox, SandboxHandler, mux, proto, wire};
 use crate::fuzzing::Input;
 
 /// Beginning of the variables that the handler wants to see.
@@ -209,19 +209,19 @@ impl SandboxHandler for Scripted {
         if marked.is_empty() { Ok(()) } else { Err(HookError(format!("{pod_uid} brings {}", marked.join(" ")))) }
     }
 
-    async fn run_pod_sandbox(&self, sandbox: Sandbox, _: Instant) -> Result<(), HookError> {
+    async fn run_pod_sandbox(&self, sandbox: Sandbox, _: RequestTime) -> Result<(), HookError> {
         Self::does(&sandbox)
     }
 
-    async fn create_container(&self, sandbox: Sandbox, container: Container, _: Instant) -> Result<Adjustment, HookError> {
+    async fn create_container(&self, sandbox: Sandbox, container: Container, _: RequestTime) -> Result<Adjustment, HookError> {
         Self::does(&sandbox)?;
         let hooks = container.create_runtime.into_iter().map(|path| OciHook { args: vec![path.clone()], path, timeout: 1 });
         Ok(Adjustment { create_runtime: hooks.collect(), ..Adjustment::default() })
     }
 
-    async fn stop_pod_sandbox(&self, _: Sandbox, _: Instant) {}
+    async fn stop_pod_sandbox(&self, _: Sandbox, _: RequestTime) {}
 
-    async fn remove_pod_sandbox(&self, _: Sandbox, _: Instant) {}
+    async fn remove_pod_sandbox(&self, _: Sandbox, _: RequestTime) {}
 
     async fn synchronize(&self, _: Vec<Sandbox>, _: Vec<Container>) {}
 

@@ -10,7 +10,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::timeout_at;
 
 use super::dispatch::MAX_HOOK_LEAD;
-use super::{Adjustment, Container, HookError, Sandbox, SandboxHandler, proto, wire};
+use super::{Adjustment, Container, HookError, RequestTime, Sandbox, SandboxHandler, proto, wire};
 
 /// The hooks there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,25 +62,25 @@ impl Call {
     }
 
     /// Starts the hook on `executor`.
-    pub(super) fn start<H: SandboxHandler>(self, executor: &Handle, handler: Arc<H>, deadline: Instant) -> Running {
+    pub(super) fn start<H: SandboxHandler>(self, executor: &Handle, handler: Arc<H>, time: RequestTime) -> Running {
         Running(executor.spawn(async move {
             let subject = self.to_string();
-            let result = self.perform(&*handler, deadline).await;
+            let result = self.perform(&*handler, time).await;
             // One that waits until its deadline ends a moment after it, and its answer still counts.
-            if Instant::now() > deadline + MAX_HOOK_LEAD {
-                tracing::warn!(%subject, ?result, late = ?deadline.elapsed(), "hook ended after its deadline");
+            if Instant::now() > time.deadline + MAX_HOOK_LEAD {
+                tracing::warn!(%subject, ?result, late = ?time.deadline.elapsed(), "hook ended after its deadline");
             }
             result
         }))
     }
 
-    async fn perform<H: SandboxHandler>(self, handler: &H, deadline: Instant) -> Result<Adjustment, HookError> {
+    async fn perform<H: SandboxHandler>(self, handler: &H, time: RequestTime) -> Result<Adjustment, HookError> {
         let Self { hook, sandbox, container } = self;
         match hook {
-            Hook::RunPodSandbox => handler.run_pod_sandbox(sandbox, deadline).await?,
-            Hook::CreateContainer => return handler.create_container(sandbox, container, deadline).await,
-            Hook::StopPodSandbox => handler.stop_pod_sandbox(sandbox, deadline).await,
-            Hook::RemovePodSandbox => handler.remove_pod_sandbox(sandbox, deadline).await,
+            Hook::RunPodSandbox => handler.run_pod_sandbox(sandbox, time).await?,
+            Hook::CreateContainer => return handler.create_container(sandbox, container, time).await,
+            Hook::StopPodSandbox => handler.stop_pod_sandbox(sandbox, time).await,
+            Hook::RemovePodSandbox => handler.remove_pod_sandbox(sandbox, time).await,
         }
         Ok(Adjustment::default())
     }

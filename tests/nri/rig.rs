@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dranic::nri::session::{Margin, SessionConfig, run};
-use dranic::nri::{Adjustment, Container, HookError, Sandbox, SandboxHandler};
+use dranic::nri::{Adjustment, Container, HookError, RequestTime, Sandbox, SandboxHandler};
 use dranic_testbed::runtime::{RuntimeDouble, RuntimeOptions, SandboxSpec};
 use tempfile::TempDir;
 use tokio::runtime::Handle;
@@ -31,7 +31,7 @@ pub(crate) enum Step {
 /// What the handler was told.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Seen {
-    Begin(&'static str, Sandbox, Instant),
+    Begin(&'static str, Sandbox, RequestTime),
     End(&'static str, String),
     Container(Container),
     Synchronize(Vec<Sandbox>, Vec<Container>),
@@ -91,17 +91,17 @@ impl Scripted {
         self.changed.send_modify(|count| *count += 1);
     }
 
-    async fn work(&self, hook: &'static str, sandbox: Sandbox, deadline: Instant) -> Result<(), HookError> {
+    async fn work(&self, hook: &'static str, sandbox: Sandbox, time: RequestTime) -> Result<(), HookError> {
         let id = sandbox.id.clone();
         // Read first: a test that has seen the beginning may set the next step.
         let step = self.step.lock().unwrap().clone();
-        self.add(Seen::Begin(hook, sandbox, deadline));
+        self.add(Seen::Begin(hook, sandbox, time));
         let result = match step {
             Step::Succeed => Ok(()),
             Step::Fail(text) => Err(HookError(text.to_owned())),
             Step::Panic => panic!("as the test wants"),
-            Step::Work(time) => {
-                tokio::time::sleep(time).await;
+            Step::Work(length) => {
+                tokio::time::sleep(length).await;
                 Ok(())
             }
         };
@@ -116,22 +116,22 @@ impl SandboxHandler for Scripted {
         pod_uid.starts_with("ours")
     }
 
-    async fn run_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) -> Result<(), HookError> {
-        self.work("run", sandbox, deadline).await
+    async fn run_pod_sandbox(&self, sandbox: Sandbox, time: RequestTime) -> Result<(), HookError> {
+        self.work("run", sandbox, time).await
     }
 
-    async fn create_container(&self, sandbox: Sandbox, container: Container, deadline: Instant) -> Result<Adjustment, HookError> {
+    async fn create_container(&self, sandbox: Sandbox, container: Container, time: RequestTime) -> Result<Adjustment, HookError> {
         self.add(Seen::Container(container));
-        self.work("create", sandbox, deadline).await?;
+        self.work("create", sandbox, time).await?;
         Ok(self.adjustment.lock().unwrap().clone())
     }
 
-    async fn stop_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) {
-        let _ = self.work("stop", sandbox, deadline).await;
+    async fn stop_pod_sandbox(&self, sandbox: Sandbox, time: RequestTime) {
+        let _ = self.work("stop", sandbox, time).await;
     }
 
-    async fn remove_pod_sandbox(&self, sandbox: Sandbox, deadline: Instant) {
-        let _ = self.work("remove", sandbox, deadline).await;
+    async fn remove_pod_sandbox(&self, sandbox: Sandbox, time: RequestTime) {
+        let _ = self.work("remove", sandbox, time).await;
     }
 
     async fn synchronize(&self, sandboxes: Vec<Sandbox>, containers: Vec<Container>) {

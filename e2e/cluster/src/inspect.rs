@@ -1,5 +1,7 @@
 //! What the kernel says, seen with iproute2 from outside of everything that is tested.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use tokio::process::Command;
@@ -66,7 +68,14 @@ fn process_in(group: &str) -> Option<u32> {
         .find(|pid| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains(group)))
 }
 
-/// Open files of a process.
-pub(crate) fn open_files(pid: u32) -> Result<usize> {
-    Ok(std::fs::read_dir(format!("/proc/{pid}/fd"))?.count())
+/// Open files of a process: how many of each kind (`socket`, `pipe`, `anon_inode`, `net` for network namespaces, else the path).
+pub(crate) fn open_files(pid: u32) -> Result<BTreeMap<String, usize>> {
+    let mut all = BTreeMap::new();
+    for file in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+        // One that was closed meanwhile isn't open.
+        let Ok(target) = std::fs::read_link(file?.path()) else { continue };
+        let target = target.to_string_lossy();
+        *all.entry(target.split_once(":[").map_or(&*target, |(kind, _)| kind).to_owned()).or_default() += 1;
+    }
+    Ok(all)
 }

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use dranic::nri::session::{Margin, SessionConfig, run};
-use dranic::nri::{Adjustment, Container, HookError, OciHook, Sandbox, SandboxHandler};
+use dranic::nri::{Adjustment, Container, HookError, OciHook, RequestTime, Sandbox, SandboxHandler};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -85,11 +85,11 @@ impl SandboxHandler for Scripted {
         pod_uid.starts_with("ours")
     }
 
-    async fn run_pod_sandbox(&self, sandbox: Sandbox, _: Instant) -> Result<(), HookError> {
+    async fn run_pod_sandbox(&self, sandbox: Sandbox, _: RequestTime) -> Result<(), HookError> {
         self.work("run", sandbox).await
     }
 
-    async fn create_container(&self, sandbox: Sandbox, container: Container, _: Instant) -> Result<Adjustment, HookError> {
+    async fn create_container(&self, sandbox: Sandbox, container: Container, _: RequestTime) -> Result<Adjustment, HookError> {
         let hooked = container.name == "hooked";
         self.add(Seen::Container(container));
         self.work("create", sandbox).await?;
@@ -97,12 +97,12 @@ impl SandboxHandler for Scripted {
         Ok(Adjustment { create_runtime: if hooked { vec![hook] } else { Vec::new() }, ..Adjustment::default() })
     }
 
-    async fn stop_pod_sandbox(&self, sandbox: Sandbox, _: Instant) {
+    async fn stop_pod_sandbox(&self, sandbox: Sandbox, _: RequestTime) {
         // What a refusal is for Run is nothing for Stop.
         let _ = self.work("stop", sandbox).await;
     }
 
-    async fn remove_pod_sandbox(&self, sandbox: Sandbox, _: Instant) {
+    async fn remove_pod_sandbox(&self, sandbox: Sandbox, _: RequestTime) {
         let _ = self.work("remove", sandbox).await;
     }
 

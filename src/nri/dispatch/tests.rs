@@ -33,16 +33,16 @@ impl SandboxHandler for Nobody {
     fn is_ours(&self, _: &str) -> bool {
         false
     }
-    async fn run_pod_sandbox(&self, _: Sandbox, _: Instant) -> Result<(), HookError> {
+    async fn run_pod_sandbox(&self, _: Sandbox, _: RequestTime) -> Result<(), HookError> {
         panic!("not asked")
     }
-    async fn create_container(&self, _: Sandbox, _: Container, _: Instant) -> Result<Adjustment, HookError> {
+    async fn create_container(&self, _: Sandbox, _: Container, _: RequestTime) -> Result<Adjustment, HookError> {
         panic!("not asked")
     }
-    async fn stop_pod_sandbox(&self, _: Sandbox, _: Instant) {
+    async fn stop_pod_sandbox(&self, _: Sandbox, _: RequestTime) {
         panic!("not asked")
     }
-    async fn remove_pod_sandbox(&self, _: Sandbox, _: Instant) {
+    async fn remove_pod_sandbox(&self, _: Sandbox, _: RequestTime) {
         panic!("not asked")
     }
     async fn synchronize(&self, _: Vec<Sandbox>, _: Vec<Container>) {}
@@ -79,16 +79,16 @@ impl SandboxHandler for Odd {
     fn admit(&self, _: &str, marked: &[&str]) -> Result<(), HookError> {
         if marked.is_empty() { Ok(()) } else { Err(HookError("not admitted".to_owned())) }
     }
-    async fn run_pod_sandbox(&self, _: Sandbox, _: Instant) -> Result<(), HookError> {
+    async fn run_pod_sandbox(&self, _: Sandbox, _: RequestTime) -> Result<(), HookError> {
         self.end().await
     }
-    async fn create_container(&self, _: Sandbox, _: Container, _: Instant) -> Result<Adjustment, HookError> {
+    async fn create_container(&self, _: Sandbox, _: Container, _: RequestTime) -> Result<Adjustment, HookError> {
         self.end().await.map(|()| Adjustment::default())
     }
-    async fn stop_pod_sandbox(&self, _: Sandbox, _: Instant) {
+    async fn stop_pod_sandbox(&self, _: Sandbox, _: RequestTime) {
         let _ = self.end().await;
     }
-    async fn remove_pod_sandbox(&self, _: Sandbox, _: Instant) {
+    async fn remove_pod_sandbox(&self, _: Sandbox, _: RequestTime) {
         let _ = self.end().await;
     }
     async fn synchronize(&self, _: Vec<Sandbox>, _: Vec<Container>) {
