@@ -114,17 +114,11 @@ impl Hooks {
         Ok(self.shared.attacher.attach(Wanted { pod, sandbox, path, netns: None, deadline: limit, held_until }))
     }
 
-    /// Until when the runtime, and every pod of the node with it, waits for a sandbox: counted from the arrival of the request, whatever
-    /// it waited for here. Not for long where that would be in vain.
+    /// Until when the runtime, and every pod of the node with it, waits for a sandbox.
     fn held_until(&self, known: &Known, time: RequestTime) -> Instant {
-        let now = Instant::now();
         match (self.shared.on_overrun, self.shared.config.hold) {
             (OnOverrun::Fail, _) | (_, Hold::Budget) => time.deadline,
-            (OnOverrun::Defer, Hold::For(hold)) => {
-                let until = time.deadline.min(time.arrival + hold - ANSWER.min(hold / 10));
-                let is_in_vain = self.shared.engine.forecast(&known.pod).is_some_and(|needs| now + needs > until);
-                if is_in_vain { until.min(now + CHECKS) } else { until }
-            }
+            (OnOverrun::Defer, Hold::For(hold)) => hold_ends(time, hold, Instant::now(), self.shared.engine.forecast(&known.pod)),
         }
     }
 
@@ -193,6 +187,13 @@ impl Hooks {
         let text = format!("{}, container {}", known.text, container.name);
         self.complete(known, &text, deadline).await.map(|()| Adjustment::default())
     }
+}
+
+/// When a hold ends, counted from the arrival of the request, whatever it waited for here: soon where an attach is known to need longer.
+fn hold_ends(time: RequestTime, hold: Duration, now: Instant, needs: Option<Duration>) -> Instant {
+    let until = time.deadline.min(time.arrival + hold - ANSWER.min(hold / 10));
+    let is_in_vain = needs.is_some_and(|needs| now + needs > until);
+    if is_in_vain { until.min(now + CHECKS) } else { until }
 }
 
 /// The lines of `rdma.max` for a container with these variables.
@@ -317,6 +318,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_hold_counts_from_the_arrival_and_is_short_where_it_is_in_vain() {
+        let (arrival, ms) = (Instant::now(), Duration::from_millis);
+        let time = RequestTime { arrival, deadline: arrival + ms(1800) };
+        let ends = |hold, now, needs| hold_ends(time, ms(hold), arrival + ms(now), needs).duration_since(arrival);
+        assert_eq!(ends(200, 0, None), ms(180));
+        assert_eq!(ends(200, 70, None), ms(180));
+        assert_eq!(ends(50, 0, None), ms(45));
+        assert_eq!(ends(0, 3, None), ms(0));
+        assert_eq!(ends(60_000, 0, None), ms(1800));
+        assert_eq!(ends(200, 30, Some(ms(150))), ms(180));
+        assert_eq!(ends(200, 30, Some(ms(151))), ms(50));
+        assert_eq!(ends(200, 170, Some(ms(500))), ms(180));
+    }
 
     #[test]
     fn limits_are_those_of_the_devices_that_the_container_uses() {
